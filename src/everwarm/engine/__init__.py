@@ -1,0 +1,1 @@
+"""From logits to tokens: sampling, and later the loop that batches sequences."""

@@ -1,0 +1,45 @@
+"""Every error that everwarm raises on purpose.
+
+    EverwarmError
+    ├── GGUFError        the model file is not what the format says
+    ├── ModelError       a sound file that we can't run (architecture, shapes, tensor types)
+    ├── TokenizerError   the file's vocabulary or pre-tokenizer
+    ├── TemplateError    the file's chat template, or messages that it refuses
+    ├── RequestError     what the caller asked for (prompt, sampling, limits)
+    ├── ConfigError      flags, variables, settings
+    └── PullError        fetching a model
+
+A message says what, where, which limit, and what to do next. The command line prints it as one line and exits with 2.
+"""
+
+
+class EverwarmError(Exception):
+    """Base of all of them; catching it catches nothing that is a bug."""
+
+
+class GGUFError(EverwarmError):
+    """The model file is not what the GGUF format says it should be."""
+
+
+class ModelError(EverwarmError):
+    """A sound file that describes a model we can't run."""
+
+
+class TokenizerError(EverwarmError):
+    """The file's vocabulary, merges or pre-tokenizer can't be used."""
+
+
+class TemplateError(EverwarmError):
+    """The chat template is missing or broken, or refuses these messages."""
+
+
+class RequestError(EverwarmError):
+    """The caller asked for something impossible: an empty prompt, a negative temperature, too many tokens."""
+
+
+class ConfigError(EverwarmError):
+    """A flag, variable or setting that can't be understood."""
+
+
+class PullError(EverwarmError):
+    """A model could not be fetched; nothing half-written was left behind."""

@@ -1,0 +1,1 @@
+"""Arithmetic. Knows arrays and shapes, nothing of files, models or text."""

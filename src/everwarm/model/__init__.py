@@ -1,0 +1,1 @@
+"""The transformer and what a GGUF file says about its shape."""

@@ -1,0 +1,1 @@
+"""Weights: the GGUF file, what its tensors mean, and the one cache that owns them in memory."""

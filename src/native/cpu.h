@@ -1,0 +1,15 @@
+// What this processor can do, asked of the processor itself at run time.
+#pragma once
+#include <string>
+#include <vector>
+
+namespace everwarm {
+
+struct Cpu {
+  std::string model;                  // marketing name, or the architecture where there is none
+  std::vector<std::string> features;  // those that a kernel may choose by, e.g. "avx2", "fma", "avx512vnni"
+};
+
+Cpu detect_cpu();
+
+}  // namespace everwarm
