@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-
 MetadataScalar = bool | int | float | str
 MetadataValue = MetadataScalar | Sequence["MetadataValue"]
 Metadata = Mapping[str, MetadataValue]

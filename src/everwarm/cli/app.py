@@ -1,0 +1,60 @@
+"""All commands in one place, and what becomes of an error."""
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+
+from everwarm.cli import doctor, models, talk
+from everwarm.errors import EverwarmError
+
+app = typer.Typer(
+    name="everwarm",
+    help="Run GGUF language models on ordinary machines; never compute the same thing twice.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("pull")(models.pull)
+app.command("inspect")(models.inspect)
+app.command("generate")(talk.generate)
+app.command("chat")(talk.chat)
+app.command("score")(talk.score)
+app.command("doctor")(doctor.doctor)
+
+# UsageError of click. Newer versions of typer carry a click of their own, so it can't be imported by name.
+_UsageError: Any = typer.BadParameter.__base__
+
+
+@app.callback(invoke_without_command=True)
+def _options(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
+    if version:
+        from importlib.metadata import version as installed
+
+        print(f"everwarm {installed('everwarm')}")
+        raise typer.Exit
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command; returns the exit code."""
+    try:
+        result = app(args=list(arguments), standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except EverwarmError as error:
+        return _complain(str(error))
+    except _UsageError as error:
+        message = error.format_message()
+        context = getattr(error, "ctx", None)
+        hint = f" (see '{context.command_path} --help')" if context is not None else ""
+        return _complain(message + hint) if message else 2  # the message is empty when help was shown instead
+    except (KeyboardInterrupt, typer.Abort):
+        print(file=sys.stderr)
+        return 130
+
+
+def _complain(message: str) -> int:
+    print(f"everwarm: {' '.join(message.split())}", file=sys.stderr)
+    return 2

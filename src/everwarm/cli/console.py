@@ -1,0 +1,63 @@
+"""Where output goes: results to stdout, talk to stderr, bars only on a terminal."""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+out = Console(highlight=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+class Report(Protocol):
+    """Told (what is being done, bytes done, bytes in all if known)."""
+
+    def __call__(self, stage: str, done: int, total: int | None) -> None: ...
+
+
+def print_json(value: Any) -> None:
+    """One object on one line: for programs."""
+    print(json.dumps(value, ensure_ascii=False, default=str), flush=True)
+
+
+@contextmanager
+def bytes_bar() -> Iterator[Report]:
+    """A progress bar on stderr if that is a terminal, else a line per stage."""
+    if not sys.stderr.isatty():
+        told: set[str] = set()
+
+        def say(stage: str, done: int, total: int | None) -> None:
+            if stage not in told:
+                told.add(stage)
+                print(stage, file=sys.stderr, flush=True)
+
+        yield say
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=err, transient=True) as progress:
+        tasks: dict[str, Any] = {}
+
+        def show(stage: str, done: int, total: int | None) -> None:
+            if stage not in tasks:
+                tasks[stage] = progress.add_task(stage, total=total)
+            progress.update(tasks[stage], completed=done, total=total)
+
+        yield show
+
+
+def human_bytes(count: int) -> str:
+    """98362432 -> 93.8 MiB."""
+    size, units = float(count), ["bytes", "KiB", "MiB", "GiB", "TiB"]
+    while size >= 1024 and len(units) > 1:
+        size, units = size / 1024, units[1:]
+    return f"{count} bytes" if units[0] == "bytes" else f"{size:.1f} {units[0]}"

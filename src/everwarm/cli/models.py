@@ -1,0 +1,92 @@
+"""`everwarm pull` and `everwarm inspect`."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from everwarm import config
+from everwarm.cli.console import bytes_bar, err, human_bytes, out, print_json
+
+
+def pull(
+    name: Annotated[str, typer.Argument(help="A name from the catalogue (smollm2), or hf:ORG/REPO[/FILE.gguf].")],
+    check: Annotated[bool, typer.Option("--check", help="Verify the hash of a model that is already there.")] = False,
+) -> None:
+    """Fetch a model into EVERWARM_HOME; prints where it is."""
+    from everwarm.pull import pull as fetch
+
+    with bytes_bar() as bar:
+        path = fetch(name, config.home(), progress=bar, check=check)
+    err.print(f"{name} is ready, {human_bytes(path.stat().st_size)}")
+    out.print(str(path), markup=False)
+
+
+def inspect(
+    model: Annotated[str, typer.Argument(help="Path or pulled name.")],
+    tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """What a model file holds: metadata, tensor types, sizes. Works for architectures that can't be run, too."""
+    from everwarm.pull import resolve
+    from everwarm.weights.gguf import GGUFFile
+
+    path = resolve(model, config.home())
+    with GGUFFile(path) as file:
+        summary = _summarise(path, file)
+        rows = [(info.name, info.type.name, info.shape, info.size_bytes) for info in file.tensors.values()]
+    if as_json:
+        if tensors:
+            summary["tensors"] = [dict(zip(("name", "type", "shape", "size_bytes"), row, strict=True)) for row in rows]
+        print_json(summary)
+        return
+    table = Table("key", "value", box=None, header_style="bold")
+    for key, value in summary["metadata"].items():
+        table.add_row(key, _short(value))
+    out.print(table)
+    out.print(
+        f"\n{summary['tensor_count']} tensors, {summary['parameters']:,} parameters, "
+        f"{human_bytes(summary['size_bytes'])}: "
+        + ", ".join(f"{count} x {kind}" for kind, count in summary["tensor_types"].items())
+    )
+    if tensors:
+        table = Table("tensor", "type", "shape", "bytes", box=None, header_style="bold")
+        table.columns[3].justify = "right"
+        for name, kind, shape, size in rows:
+            table.add_row(name, kind, " x ".join(map(str, shape)), f"{size:,}")
+        out.print(table)
+
+
+def _summarise(path: Path, file: Any) -> dict[str, Any]:
+    infos = list(file.tensors.values())
+    return {
+        "path": str(path),
+        "version": file.version,
+        "architecture": file.metadata.get("general.architecture"),
+        "name": file.metadata.get("general.name"),
+        "size_bytes": file.size_bytes,
+        "parameters": sum(math.prod(info.shape) for info in infos),
+        "tensor_count": len(infos),
+        "tensor_types": dict(Counter(info.type.name for info in infos).most_common()),
+        "metadata": {key: _plain(value) for key, value in file.metadata.items()},
+    }
+
+
+def _plain(value: Any) -> Any:
+    """A long array is told by its length and first items: a vocabulary is not for reading."""
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        shown = [_plain(item) for item in value[:8]]
+        return shown if len(value) <= 8 else {"length": len(value), "first": shown}
+    return value
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"{value['length']:,} items: {', '.join(repr(item) for item in value['first'])[:80]} ..."
+    text = value if isinstance(value, str) else repr(value)
+    text = text.replace("\n", "\\n").replace("[", "\\[")
+    return text if len(text) <= 100 else text[:97] + "..."

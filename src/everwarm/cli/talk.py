@@ -1,0 +1,210 @@
+"""`everwarm generate`, `everwarm chat` and `everwarm score`."""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from everwarm.cli.console import err, out, print_json
+from everwarm.errors import RequestError
+
+if TYPE_CHECKING:
+    from everwarm.llm import LLM, Completion, Event
+
+Model = Annotated[str, typer.Argument(help="Path or pulled name.")]
+MaxTokens = Annotated[int, typer.Option(help="Stop after this many tokens.")]
+Temperature = Annotated[float, typer.Option(help="0 is greedy; higher is more random.")]
+TopK = Annotated[int, typer.Option(help="Keep the k most likely tokens; 0 keeps all.")]
+TopP = Annotated[float, typer.Option(help="Keep the most likely tokens that reach this probability.")]
+MinP = Annotated[float, typer.Option(help="Keep tokens at least this likely relative to the best.")]
+RepetitionPenalty = Annotated[float, typer.Option(help="Above 1: tokens already seen get less likely.")]
+Seed = Annotated[int | None, typer.Option(help="Same seed, same text.")]
+Stop = Annotated[list[str] | None, typer.Option(help="End the answer at this text; may be given several times.")]
+Backend = Annotated[str | None, typer.Option(help="Which kernels compute: auto, reference.")]
+Threads = Annotated[int | None, typer.Option(help="Threads to compute with.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object.")]
+
+
+def generate(
+    model: Model,
+    prompt: Annotated[str | None, typer.Option(help="What to say to the model ('-' reads stdin).")] = None,
+    messages: Annotated[Path | None, typer.Option(help="JSON file with a list of chat messages.")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt as it is, without chat template.")] = False,
+    special: Annotated[bool, typer.Option("--special", help="With --raw: control tokens may be named in it.")] = False,
+    max_tokens: MaxTokens = 256,
+    temperature: Temperature = 0.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    min_p: MinP = 0.0,
+    repetition_penalty: RepetitionPenalty = 1.0,
+    seed: Seed = None,
+    stop: Stop = None,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end token.")] = False,
+    backend: Backend = None,
+    threads: Threads = None,
+    as_json: Json = False,
+) -> None:
+    """Answer one prompt. The text goes to stdout as it comes, the speed to stderr."""
+    source = _source(prompt, messages, raw)
+    if raw and special:
+        source["special"] = True
+    with _loaded(model, backend, threads) as llm:
+        completion = llm.generate(
+            **source,
+            max_tokens=max_tokens,
+            stop=stop or (),
+            ignore_eos=ignore_eos,
+            on_event=None if as_json else _print_text,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            seed=seed,
+        )
+    if as_json:
+        print_json(asdict(completion))
+        return
+    print(flush=True)
+    err.print(_speed(completion), style="dim")
+
+
+def chat(
+    model: Model,
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    max_tokens: MaxTokens = 1024,
+    temperature: Temperature = 0.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    min_p: MinP = 0.0,
+    repetition_penalty: RepetitionPenalty = 1.0,
+    seed: Seed = None,
+    backend: Backend = None,
+    threads: Threads = None,
+) -> None:
+    """Talk with a model. /reset forgets the conversation, /exit (or Ctrl-D) ends it; Ctrl-C stops an answer."""
+    opening = [{"role": "system", "content": system}] if system else []
+    with _loaded(model, backend, threads) as llm:
+        history: list[dict[str, str]] = list(opening)
+        err.print(f"{llm.config.name}: /reset forgets, /exit ends", style="dim", markup=False)
+        while (line := _ask()) is not None:
+            if line == "/exit":
+                return
+            if line == "/reset":
+                history = list(opening)
+                err.print("forgotten", style="dim")
+                continue
+            if not line:
+                continue
+            if line.startswith("/"):
+                err.print(f"unknown command {line.split()[0]}: /reset forgets, /exit ends", markup=False)
+                continue
+            said = [*history, {"role": "user", "content": line}]
+            try:
+                answer = llm.generate(
+                    messages=said,
+                    max_tokens=max_tokens,
+                    on_event=_print_text,
+                    temperature=temperature,
+                    top_k=top_k,
+                    top_p=top_p,
+                    min_p=min_p,
+                    repetition_penalty=repetition_penalty,
+                    seed=seed,
+                )
+            except KeyboardInterrupt:
+                err.print("\nstopped; that turn is forgotten", style="dim")
+                continue
+            except RequestError as error:  # too long for the context: the conversation is not lost
+                err.print(f"{error} (/reset forgets the conversation)", markup=False)
+                continue
+            print(flush=True)
+            err.print(_speed(answer), style="dim")
+            history = [*said, {"role": "assistant", "content": answer.text}]
+
+
+def score(
+    model: Model,
+    text_file: Annotated[Path, typer.Option(help="UTF-8 text to score.")],
+    window: Annotated[
+        int | None, typer.Option(help="Tokens per window (default: 2048, or the context if less).")
+    ] = None,
+    backend: Backend = None,
+    threads: Threads = None,
+    as_json: Json = False,
+) -> None:
+    """Perplexity of a text under a model: the mean surprise per token, in windows that are scored on their own."""
+    text = _read_text(text_file)
+    with _loaded(model, backend, threads) as llm:
+        result = llm.score(text, window)
+    if as_json:
+        print_json(asdict(result))
+    else:
+        out.print(f"perplexity {result.ppl:.4f}  ({result.nll:.5f} nats per token over {result.tokens:,} tokens)")
+
+
+@contextmanager
+def _loaded(model: str, backend: str | None, threads: int | None) -> Iterator["LLM"]:
+    from everwarm.llm import load
+
+    with load(model, backend=backend, threads=threads) as llm:
+        yield llm
+
+
+def _source(prompt: str | None, messages: Path | None, raw: bool) -> dict[str, Any]:
+    if (prompt is None) == (messages is None):
+        raise RequestError("give either --prompt or --messages")
+    if messages is not None:
+        if raw:
+            raise RequestError("--raw goes with --prompt: messages need the chat template")
+        return {"messages": _read_messages(messages)}
+    text = sys.stdin.read() if prompt == "-" else prompt
+    if not text:
+        raise RequestError("the prompt is empty: give at least one character")
+    return {"prompt": text} if raw else {"messages": [{"role": "user", "content": text}]}
+
+
+def _read_messages(path: Path) -> list[dict[str, Any]]:
+    try:
+        messages = json.loads(_read_text(path))
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"{path}: not JSON: {error}") from None
+    if not isinstance(messages, list) or not messages or not all(isinstance(message, dict) for message in messages):
+        raise RequestError(f'{path}: expected a list of messages such as [{{"role": "user", "content": "Hello"}}]')
+    return messages
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise RequestError(f"{path}: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise RequestError(f"{path}: not UTF-8: {error}") from None
+
+
+def _ask() -> str | None:
+    try:
+        if sys.stdin.isatty():
+            return input("> ").strip()
+        line = sys.stdin.readline()
+        return line.strip() if line else None
+    except EOFError:
+        return None
+
+
+def _print_text(event: "Event") -> None:
+    print(event.text, end="", flush=True)
+
+
+def _speed(completion: "Completion") -> str:
+    decode = f", {completion.decode_tok_s:.1f} tok/s" if completion.decode_tok_s else ""
+    return (
+        f"({completion.prompt_tokens} prompt tokens, first token after {completion.ttft_s:.2f} s; "
+        f"{len(completion.tokens)} tokens{decode}; {completion.finish_reason})"
+    )

@@ -1,0 +1,149 @@
+"""Settings: where each value comes from, in one place.
+
+In: what the caller gave (flag or argument), the environment, `config.toml` in the home directory, a default: the
+first that says something wins. Out: a value and its source. A value that can't be understood is an error, never a
+silent default.
+"""
+
+import os
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from everwarm.errors import ConfigError
+
+PREFIX = "EVERWARM_"
+
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?b?|b|%)?\s*", re.IGNORECASE)
+_UNITS = {"": 1, "b": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4}
+_UNITS |= {unit + "i": 1024**power for power, unit in enumerate("kmgt", start=1)}
+
+
+def home() -> Path:
+    """Where models and caches live. It is asked for before any setting, so it can come from the environment only."""
+    return Path(os.environ.get(PREFIX + "HOME") or "~/.everwarm").expanduser()
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A size relative to a whole that is known only later: `75%`."""
+
+    fraction: float
+
+
+def parse_size(text: str | int) -> int | Share:
+    """`8GiB`, `512MB`, `1.5g`, `75%` or a plain number of bytes."""
+    if isinstance(text, int) and not isinstance(text, bool):
+        if text < 0:
+            raise ValueError("a size can't be negative")
+        return text
+    match = _SIZE.fullmatch(str(text))
+    if match is None:
+        raise ValueError("expected a size such as 8GiB, 512MB or 75%")
+    number, unit = float(match[1]), (match[2] or "").lower()
+    if unit == "%":
+        if number > 100:
+            raise ValueError("a share can't be more than 100%")
+        return Share(number / 100)
+    return int(number * _UNITS[unit if unit == "b" else unit.removesuffix("b")])
+
+
+def _count(text: str | int) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError("expected a whole number of at least 1")
+    return value
+
+
+def _one_of(*names: str) -> Callable[[str | int], str]:
+    def parse(text: str | int) -> str:
+        if text not in names:
+            raise ValueError(f"expected one of {', '.join(names)}")
+        return str(text)
+
+    return parse
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One thing that can be set: as flag `--kv-type`, as variable `EVERWARM_KV_TYPE`, as `kv_type` in config.toml."""
+
+    name: str
+    parse: Callable[[str | int], object]
+    default: object
+    help: str
+
+    @property
+    def variable(self) -> str:
+        return PREFIX + self.name.upper()
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+
+SETTINGS = {
+    setting.name: setting
+    for setting in (
+        Setting("backend", _one_of("auto", "reference"), "auto", "which kernels compute: auto, reference"),
+        Setting("threads", _count, None, "threads to compute with (default: the cores this process may use)"),
+        Setting("weight_budget", parse_size, None, "bytes that weights may take in memory (not enforced yet)"),
+        Setting("kv_budget", parse_size, None, "bytes that KV caches may take in memory (not enforced yet)"),
+        Setting(
+            "kv_type", _one_of("f16", "q8", "q4"), "f16", "how native kernels store KV; the reference backend keeps f32"
+        ),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """What a setting resolved to, and which source said so."""
+
+    value: object
+    source: str
+
+
+def resolve(given: Mapping[str, str | int | None] | None = None) -> dict[str, Value]:
+    """Every setting with its source. `given` holds flags or arguments; None there means that nothing was said."""
+    given = given or {}
+    file = _read_config_file(home() / "config.toml")
+    return {name: _resolve_one(setting, given.get(name), file) for name, setting in SETTINGS.items()}
+
+
+def _resolve_one(setting: Setting, given: str | int | None, file: Mapping[str, str | int]) -> Value:
+    candidates = (
+        (given, f"flag {setting.flag}"),
+        (os.environ.get(setting.variable), f"variable {setting.variable}"),
+        (file.get(setting.name), f"config.toml {setting.name}"),
+    )
+    for text, source in candidates:
+        if text is None or text == "":
+            continue
+        try:
+            return Value(setting.parse(text), source)
+        except ValueError as error:
+            raise ConfigError(f"{source}: can't understand {text!r}: {error}") from None
+    return Value(setting.default, "default")
+
+
+def _read_config_file(path: Path) -> dict[str, str | int]:
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path}: can't read it: {error}; mend or remove the file") from None
+    for name, value in values.items():
+        if name not in SETTINGS:
+            raise ConfigError(f"{path}: unknown setting {name!r}; known are {', '.join(SETTINGS)}")
+        if not isinstance(value, str | int) or isinstance(value, bool):
+            raise ConfigError(f"{path}: {name} must be a string or a whole number, found {value!r}")
+    return values
+
+
+def cores() -> int:
+    """Cores that this process may run on (a container's share, not the machine's)."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

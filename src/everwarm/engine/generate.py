@@ -1,0 +1,55 @@
+"""One sequence from prompt to end: prefill in chunks, then a token at a time.
+
+In: token ids. Out: choices, one per generated token. Knows nothing of text: the caller decides when a text has ended.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from everwarm.engine.sampler import Choice, Sampler
+from everwarm.errors import RequestError
+from everwarm.kernels.reference import KV
+from everwarm.model.transformer import Span, Transformer
+
+PREFILL_CHUNK = 512
+"""Tokens per prefill step: enough rows for BLAS to run at full speed, activations that stay small."""
+
+
+def check_prompt(model: Transformer, prompt: Sequence[int]) -> None:
+    """Raise RequestError unless the model can take this prompt and say at least one token."""
+    context, vocab = model.config.context, model.config.vocab_size
+    if not prompt:
+        raise RequestError("the prompt is empty: give at least one token")
+    if len(prompt) >= context:
+        raise RequestError(
+            f"the prompt has {len(prompt):,} tokens, the model's context is {context:,}: "
+            "shorten it to leave room for an answer"
+        )
+    for token in prompt:
+        if not 0 <= token < vocab:
+            raise RequestError(f"token {token} is not in the vocabulary of {vocab:,}")
+
+
+def prefill(
+    model: Transformer, kv: KV, tokens: Sequence[int], *, logits_from: int
+) -> Iterator[npt.NDArray[np.float32]]:
+    """Compute `tokens` behind `kv` in chunks; yields the logits of the rows from `logits_from` on, as they come."""
+    for low in range(0, len(tokens), PREFILL_CHUNK):
+        chunk = tokens[low : low + PREFILL_CHUNK]
+        logits = model.forward([Span(chunk, kv, min(max(logits_from - low, 0), len(chunk)))])
+        if len(logits):
+            yield logits
+
+
+def generate(model: Transformer, prompt: Sequence[int], sampler: Sampler, max_tokens: int) -> Iterator[Choice]:
+    """Sample up to `max_tokens` tokens, fewer if the context is full. Close the iterator to stop earlier."""
+    check_prompt(model, prompt)
+    kv = model.new_kv()
+    (logits,) = prefill(model, kv, prompt, logits_from=len(prompt) - 1)
+    for remaining in range(min(max_tokens, model.config.context - len(prompt)), 0, -1):
+        choice = sampler.sample(logits[-1])
+        yield choice
+        if remaining > 1:
+            logits = model.forward([Span([choice.token], kv, 0)])

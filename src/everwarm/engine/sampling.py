@@ -1,0 +1,52 @@
+"""What a caller may ask of the sampler: plain data, checked when it is made."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from everwarm.errors import RequestError
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the next token is chosen. The defaults are greedy: the most likely token, always."""
+
+    temperature: float = 0.0  # 0 is greedy
+    top_k: int = 0  # keep the k most likely; 0 keeps all
+    top_p: float = 1.0  # keep the most likely that together reach this probability
+    min_p: float = 0.0  # keep those at least this likely relative to the most likely
+    repetition_penalty: float = (
+        1.0  # divides (multiplies) positive (negative) logits of tokens seen in prompt or answer
+    )
+    presence_penalty: float = 0.0  # subtracted once from tokens seen in the answer
+    frequency_penalty: float = 0.0  # subtracted per occurrence in the answer
+    logit_bias: Mapping[int, float] = field(default_factory=dict)  # added to the logit of a token id
+    seed: int | None = None  # None: a fresh one for each request
+    top_logprobs: int = 0  # how many alternatives each event reports
+
+    def __post_init__(self) -> None:
+        _check("temperature", self.temperature, 0.0, math.inf, "0 is greedy")
+        _check("top_k", self.top_k, 0, math.inf, "0 keeps all tokens")
+        _check("top_p", self.top_p, 0.0, 1.0, "1 keeps all tokens", exclusive=True)
+        _check("min_p", self.min_p, 0.0, 1.0, "0 keeps all tokens")
+        _check("repetition_penalty", self.repetition_penalty, 0.0, math.inf, "1 is none", exclusive=True)
+        _check("presence_penalty", self.presence_penalty, -math.inf, math.inf, "0 is none")
+        _check("frequency_penalty", self.frequency_penalty, -math.inf, math.inf, "0 is none")
+        _check("top_logprobs", self.top_logprobs, 0, 1000, "0 is none")
+        for token, bias in self.logit_bias.items():
+            if math.isnan(bias) or bias == math.inf:
+                raise RequestError(
+                    f"logit_bias of token {token} is {bias}: must be a number, or -inf to forbid the token"
+                )
+        if self.seed is not None and not 0 <= self.seed < 2**64:
+            raise RequestError(f"seed {self.seed}: must be between 0 and 2^64 - 1")
+
+
+def _check(name: str, value: float, low: float, high: float, hint: str, *, exclusive: bool = False) -> None:
+    inside = (low < value if exclusive else low <= value) and value <= high and not math.isinf(value)
+    if not inside:  # NaN fails every comparison, so it lands here too
+        relation = "more than" if exclusive else "at least"
+        limits = " and ".join(
+            text for text in (f"{relation} {low}" * (low > -math.inf), f"at most {high}" * (high < math.inf)) if text
+        )
+        raise RequestError(f"{name} {value}: must be {limits or 'a number'} ({hint})")

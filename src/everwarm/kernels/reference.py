@@ -1,0 +1,141 @@
+"""The reference backend: every operation of the transformer in NumPy, matrix products and attention through BLAS.
+
+In: f32 arrays, one row per token. Out: new f32 arrays; only `KV` keeps state. It is the portable fallback and the
+oracle of native kernels. BLAS may add in another order for another number of rows, so results are compared with a
+tolerance (`EXACT` is False).
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+EXACT = False
+"""Whether logits depend on the token ids alone, to the last bit, and not on the batch they were computed in."""
+
+F32 = npt.NDArray[np.float32]
+
+_SCORE_BYTES = 16 << 20  # attention works on as many queries at once as keep its scores within this
+
+
+class KV:
+    """Keys and values of one sequence, all layers, in f32. It grows by doubling, up to `capacity` tokens.
+
+    `append` writes the new rows of one layer; `advance` makes them part of the sequence once every layer has written.
+    """
+
+    def __init__(self, layers: int, kv_heads: int, head_dim: int, capacity: int) -> None:
+        self.length = 0
+        self.capacity = capacity
+        self._buffer = np.empty((2, layers, kv_heads, 0, head_dim), np.float32)
+
+    @property
+    def size_bytes(self) -> int:
+        return self._buffer.nbytes
+
+    def append(self, layer: int, keys: F32, values: F32) -> tuple[F32, F32]:
+        """Write (rows, kv_heads, head_dim) behind the sequence; returns all of it as (kv_heads, tokens, head_dim)."""
+        start, end = self.length, self.length + keys.shape[0]
+        self._reserve(end)
+        self._buffer[0, layer, :, start:end] = keys.transpose(1, 0, 2)
+        self._buffer[1, layer, :, start:end] = values.transpose(1, 0, 2)
+        return self._buffer[0, layer, :, :end], self._buffer[1, layer, :, :end]
+
+    def advance(self, rows: int) -> None:
+        self.length += rows
+
+    def truncate(self, length: int) -> None:
+        assert 0 <= length <= self.length
+        self.length = length
+
+    def _reserve(self, tokens: int) -> None:
+        held = self._buffer.shape[3]
+        if tokens <= held:
+            return
+        assert tokens <= self.capacity, f"{tokens} tokens in a KV cache for {self.capacity}"
+        two, layers, kv_heads, _, head_dim = self._buffer.shape
+        grown = np.empty((two, layers, kv_heads, min(max(tokens, 2 * held, 256), self.capacity), head_dim), np.float32)
+        grown[:, :, :, : self.length] = self._buffer[:, :, :, : self.length]
+        self._buffer = grown
+
+
+def embed(table: F32, tokens: npt.NDArray[np.int32]) -> F32:
+    return table[tokens]
+
+
+def linear(x: F32, weight: F32, bias: F32 | None = None) -> F32:
+    """(rows, inputs) x (outputs, inputs) -> (rows, outputs)."""
+    y: F32 = x @ weight.T
+    if bias is not None:
+        y += bias
+    return y
+
+
+def rms_norm(x: F32, weight: F32, epsilon: float) -> F32:
+    mean_square = np.mean(np.square(x), axis=-1, keepdims=True, dtype=np.float32)
+    root = np.sqrt(mean_square + np.float32(epsilon), dtype=np.float32)
+    return np.asarray(x / root * weight, np.float32)
+
+
+def rotary_table(frequencies: F32, magnitude: float, positions: npt.NDArray[np.int32]) -> tuple[F32, F32]:
+    """Cosine and sine per row and pair. The angle is rounded to f32 first, as in the code that trains models."""
+    angles = (positions.astype(np.float32)[:, None] * frequencies[None, :]).astype(np.float64)
+    scale = np.float64(magnitude)
+    return (np.cos(angles) * scale).astype(np.float32), (np.sin(angles) * scale).astype(np.float32)
+
+
+def rotate(x: F32, table: tuple[F32, F32], pairing: str) -> F32:
+    """Rotate the first `2 * pairs` elements of each head in place. x: (rows, heads, head_dim)."""
+    cosine, sine = (part[:, None, :] for part in table)  # (rows, 1, pairs)
+    dims = 2 * cosine.shape[-1]
+    if pairing == "adjacent":
+        first, second = x[..., 0:dims:2], x[..., 1:dims:2]
+    else:
+        first, second = x[..., : dims // 2], x[..., dims // 2 : dims]
+    turned = first * cosine - second * sine
+    second[...] = first * sine + second * cosine
+    first[...] = turned
+    return x
+
+
+def attention(q: F32, keys: F32, values: F32, start: int, scale: float, window: int | None = None) -> F32:
+    """Causal grouped-query attention of the rows at positions start, start + 1, ...
+
+    q: (rows, heads, head_dim); keys, values: (kv_heads, start + rows, head_dim); returns (rows, heads * head_dim).
+    """
+    rows, heads, head_dim = q.shape
+    kv_heads = keys.shape[0]
+    shared = heads // kv_heads
+    out = np.empty((rows, heads, head_dim), np.float32)
+    step = max(1, _SCORE_BYTES // (4 * heads * keys.shape[1]))
+    for low in range(0, rows, step):
+        high = min(low + step, rows)
+        seen = start + high  # keys that the last of these rows may look at
+        first = 0 if window is None else max(0, start + low - window + 1)
+        per_kv_head = q[low:high].reshape(high - low, kv_heads, shared, head_dim).transpose(1, 2, 0, 3)
+        grouped = (per_kv_head * np.float32(scale)).reshape(kv_heads, shared * (high - low), head_dim)
+        products = grouped @ keys[:, first:seen].transpose(0, 2, 1)
+        scores = np.asarray(products.reshape(kv_heads, shared, high - low, seen - first), np.float32)
+        if high - low > 1 or window is not None:
+            scores += _mask(np.arange(start + low, start + high), np.arange(first, seen), window)
+        scores -= scores.max(axis=-1, keepdims=True)
+        np.exp(scores, out=scores)
+        scores /= scores.sum(axis=-1, keepdims=True)
+        mixed = scores.reshape(kv_heads, -1, seen - first) @ values[:, first:seen]
+        mixed = mixed.reshape(kv_heads, shared, high - low, head_dim).transpose(2, 0, 1, 3)
+        out[low:high] = mixed.reshape(high - low, heads, head_dim)
+    return out.reshape(rows, heads * head_dim)
+
+
+def _mask(queries: npt.NDArray[np.int64], keys: npt.NDArray[np.int64], window: int | None) -> F32:
+    distance = queries[:, None] - keys[None, :]
+    hidden = distance < 0
+    if window is not None:
+        hidden |= distance >= window
+    return np.where(hidden, np.float32(-np.inf), np.float32(0))
+
+
+def silu_gate(gate: F32, up: F32) -> F32:
+    """silu(gate) * up."""
+    with np.errstate(over="ignore"):  # exp overflows to inf for very negative gates, and x / inf is the right answer
+        decay = np.exp(-gate, dtype=np.float32)
+    decay += 1
+    return np.asarray(gate / decay * up, np.float32)

@@ -1,0 +1,271 @@
+"""The facade: `everwarm.load(...)` gives a model that can tokenise, compute, generate and score.
+
+In: text, messages or token ids. Out: events with tokens and complete characters. Everything else (files, kernels,
+caches) is behind it.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+from threadpoolctl import threadpool_limits
+
+from everwarm import config, kernels
+from everwarm.engine.generate import check_prompt, generate, prefill
+from everwarm.engine.sampler import Sampler
+from everwarm.engine.sampling import Sampling
+from everwarm.engine.score import Score, score
+from everwarm.errors import ModelError, RequestError
+from everwarm.model import tensors
+from everwarm.model.config import ModelConfig, read_config
+from everwarm.model.transformer import Transformer
+from everwarm.pull import resolve
+from everwarm.text.chat import ChatTemplate
+from everwarm.text.detokenizer import Detokenizer
+from everwarm.text.stop import StopMatcher
+from everwarm.text.tokenizer import Tokenizer
+from everwarm.weights.cache import WeightCache
+from everwarm.weights.gguf import GGUFFile
+
+Message = Mapping[str, Any]
+
+SCORE_WINDOW = 2048
+DEFAULT_MAX_TOKENS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One generated token. `text` holds whole characters only, so it may be empty or belong to earlier tokens too."""
+
+    token: int
+    text: str
+    logprob: float
+    top_logprobs: tuple[tuple[int, float], ...]
+    finish_reason: str | None  # on the last event: `stop` (end token or stop string) or `length`
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A whole answer with its receipt."""
+
+    text: str
+    tokens: list[int]
+    prompt_tokens: int
+    cached_tokens: int
+    tier: str
+    ttft_s: float
+    decode_tok_s: float | None  # None if there was only one token
+    finish_reason: str
+
+
+def load(
+    path_or_name: str | Path,
+    backend: str | None = None,
+    threads: int | None = None,
+    weight_budget: str | int | None = None,
+    kv_budget: str | int | None = None,
+    kv_type: str | None = None,
+) -> "LLM":
+    """Open a model: a path, or a name that was pulled.
+
+    What is None comes from the EVERWARM_* variables, from config.toml, or from a default.
+    """
+    given = {
+        "backend": backend,
+        "threads": threads,
+        "weight_budget": weight_budget,
+        "kv_budget": kv_budget,
+        "kv_type": kv_type,
+    }
+    settings = config.resolve(given)
+    return LLM(resolve(str(path_or_name), config.home()), settings)
+
+
+class LLM:
+    """A loaded model. Use it as a context manager, or call `close`."""
+
+    def __init__(self, path: Path, settings: Mapping[str, config.Value]) -> None:
+        self.path = path
+        self._file = GGUFFile(path)
+        try:
+            embedding = self._file.tensors.get(tensors.EMBEDDING)
+            self.config: ModelConfig = read_config(self._file.metadata, embedding.shape[0] if embedding else 0)
+            tensors.check_tensors(self.config, self._file.tensors)
+            self.tokenizer = Tokenizer.from_metadata(self._file.metadata)
+            if self.tokenizer.vocab_size != self.config.vocab_size:
+                raise ModelError(
+                    f"{path}: vocabulary mismatch: the tokenizer has {self.tokenizer.vocab_size:,} tokens, "
+                    f"the embedding table {self.config.vocab_size:,} rows"
+                )
+        except BaseException:
+            self._file.close()
+            raise
+        self.backend = kernels.choose(str(settings["backend"].value))
+        threads = settings["threads"].value
+        if isinstance(threads, int):
+            threadpool_limits(limits=threads, user_api="blas")
+        self.weights = WeightCache(self._file)
+        self._model = Transformer(self.config, self.weights)
+        self._template: ChatTemplate | None = None
+
+    def close(self) -> None:
+        self.weights.close()
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def tokenize(self, text: str, special: bool = False) -> list[int]:
+        """Token ids of a text. With `special`, names of control tokens in it become those tokens. No BOS is added."""
+        return self.tokenizer.encode(text, special=special)
+
+    def detokenize(self, ids: Sequence[int], special: bool = False) -> str:
+        """The text of token ids. Control tokens are left out unless `special`."""
+        return self.tokenizer.decode(ids, special=special)
+
+    def logits(self, token_ids: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Logits after each of the tokens: (n, vocab). Nothing is added to them: no BOS, no template."""
+        ids = [int(token) for token in token_ids]
+        self._check_ids(ids)
+        return np.concatenate(list(prefill(self._model, self._model.new_kv(), ids, logits_from=0)))
+
+    def encode_prompt(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        tokens: Sequence[int] | None = None,
+        special: bool = False,
+    ) -> list[int]:
+        """Token ids to start from: of a raw text (BOS as the file says), of chat messages, or the ids themselves."""
+        if sum(source is not None for source in (prompt, messages, tokens)) != 1:
+            raise RequestError("give exactly one of prompt, messages and tokens")
+        if tokens is not None:
+            ids = [int(token) for token in tokens]
+        elif messages is not None:
+            segments = self.template.render(messages)
+            bos = self.tokenizer.bos_id
+            opens_with_bos = (
+                bool(segments) and segments[0].special and self.tokenizer.special_tokens[segments[0].text] == bos
+            )
+            ids = self.tokenizer.encode(segments, add_bos=self.tokenizer.add_bos and not opens_with_bos)
+        else:
+            if not prompt:
+                raise RequestError("the prompt is empty: give at least one character")
+            ids = self.tokenizer.encode(prompt, special=special, add_bos=self.tokenizer.add_bos)
+        check_prompt(self._model, ids)
+        return ids
+
+    def stream(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        tokens: Sequence[int] | None = None,
+        special: bool = False,
+        max_tokens: int = DEFAULT_MAX_TOKENS,
+        stop: str | Sequence[str] = (),
+        ignore_eos: bool = False,
+        **sampling: Any,
+    ) -> Iterator[Event]:
+        """Generate, an event per token. `sampling` takes the fields of `everwarm.engine.sampling.Sampling`."""
+        if max_tokens < 1:
+            raise RequestError(f"max_tokens {max_tokens}: must be at least 1")
+        ids = self.encode_prompt(prompt, messages=messages, tokens=tokens, special=special)
+        sampler = Sampler(_make_sampling(sampling), ids, self.config.vocab_size)
+        matcher = StopMatcher([stop] if isinstance(stop, str) else stop)
+        limit = min(max_tokens, self.config.context - len(ids))
+        return self._events(ids, sampler, limit, matcher, frozenset() if ignore_eos else self.tokenizer.eog_ids)
+
+    def _events(
+        self, ids: list[int], sampler: Sampler, limit: int, matcher: StopMatcher, end_ids: frozenset[int]
+    ) -> Iterator[Event]:
+        detokenizer = Detokenizer(self.tokenizer)
+        for count, choice in enumerate(generate(self._model, ids, sampler, limit), start=1):
+            text = matcher.push(detokenizer.push(choice.token))
+            finish = (
+                "stop"
+                if choice.token in end_ids or matcher.matched is not None
+                else "length"
+                if count == limit
+                else None
+            )
+            if finish and matcher.matched is None:
+                text += matcher.push(detokenizer.flush()) + matcher.flush()
+            yield Event(choice.token, text, choice.logprob, choice.top_logprobs, finish)
+            if finish:
+                return
+
+    def generate(
+        self, prompt: str | None = None, *, on_event: Callable[[Event], None] | None = None, **kwargs: Any
+    ) -> Completion:
+        """Generate to the end. Takes what `stream` takes."""
+        started = time.perf_counter()
+        sources = {name: kwargs.pop(name) for name in ("messages", "tokens", "special") if name in kwargs}
+        ids = self.encode_prompt(prompt, **sources)
+        events: list[Event] = []
+        first = last = started
+        for event in self.stream(tokens=ids, **kwargs):
+            last = time.perf_counter()
+            first = first if events else last
+            events.append(event)
+            if on_event:
+                on_event(event)
+        decoded = len(events) - 1
+        return Completion(
+            text="".join(event.text for event in events),
+            tokens=[event.token for event in events],
+            prompt_tokens=len(ids),
+            cached_tokens=0,
+            tier="cold",
+            ttft_s=first - started,
+            decode_tok_s=decoded / (last - first) if decoded and last > first else None,
+            finish_reason=events[-1].finish_reason or "length",
+        )
+
+    def score(self, text: str, window: int | None = None, progress: Callable[[int, int], None] | None = None) -> Score:
+        """Perplexity of a text, in windows of `window` tokens."""
+        ids = self.tokenizer.encode(text, add_bos=self.tokenizer.add_bos)
+        return score(self._model, ids, window or min(SCORE_WINDOW, self.config.context), progress)
+
+    @property
+    def template(self) -> ChatTemplate:
+        """The file's chat template, compiled at first use."""
+        if self._template is None:
+            control = self.tokenizer.special_tokens
+            bos, eos = self.tokenizer.bos_id, self.tokenizer.eos_id
+            self._template = ChatTemplate.from_metadata(
+                self._file.metadata,
+                special_tokens=control,
+                bos="" if bos is None else self.tokenizer.token_text(bos),
+                eos="" if eos is None else self.tokenizer.token_text(eos),
+            )
+        return self._template
+
+    def _check_ids(self, ids: Sequence[int]) -> None:
+        if not ids:
+            raise RequestError("no tokens: give at least one")
+        if len(ids) > self.config.context:
+            raise RequestError(f"{len(ids):,} tokens, the model's context is {self.config.context:,}")
+        for token in ids:
+            if not 0 <= token < self.config.vocab_size:
+                raise RequestError(f"token {token} is not in the vocabulary of {self.config.vocab_size:,}")
+
+
+def _make_sampling(fields: Mapping[str, Any]) -> Sampling:
+    unknown = set(fields) - set(Sampling.__dataclass_fields__)
+    if unknown:
+        raise RequestError(
+            f"unknown option(s) {', '.join(sorted(unknown))}; known are {', '.join(Sampling.__dataclass_fields__)}"
+        )
+    return Sampling(**fields)

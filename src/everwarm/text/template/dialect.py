@@ -1,0 +1,169 @@
+"""Finds out in which form a template wants its messages, and puts them into it.
+
+In: messages as clients send them (OpenAI's format). Out: the same messages as this template can read them. Templates differ in
+three ways that no metadata tells, so each is tried once, with a word that must come out again:
+
+- content as text, as a list of parts (`[{"type": "text", "text": ...}]`), or either;
+- arguments of tool calls as an object or as JSON text (clients send text, most templates expect an object);
+- content of a message that only calls tools: null, or an empty text.
+
+Invariant: what a template understands as it is, is passed as it is.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from everwarm.errors import TemplateError
+
+Message = dict[str, Any]
+Try = Callable[[list[Message], list[Any] | None], str | None]
+"""Renders messages and tools; None if the template raises."""
+
+_WORD = "Quokka"
+_CALL = {"id": "call00001", "type": "function", "function": {"name": "look_up"}}
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look_up",
+        "description": "Look it up",
+        "parameters": {"type": "object", "properties": {"term": {"type": "string", "description": "What"}}},
+    },
+}
+_MEDIA = ("image", "audio", "video", "file")
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How a template reads messages. Roles not listed take text only."""
+
+    takes_text: frozenset[str] = frozenset({"system", "user", "assistant", "tool"})
+    takes_parts: frozenset[str] = field(default_factory=frozenset)
+    takes_object_arguments: bool = True
+    takes_null_content: bool = True
+
+    @classmethod
+    def of(cls, attempt: Try) -> "Dialect":
+        """Try a template out."""
+        arguments = {"term": _WORD}
+        as_object = attempt(_tool_turn(arguments, ""), [_TOOL])
+        as_text = attempt(_tool_turn(json.dumps(arguments), ""), [_TOOL])
+        object_arguments = _says(as_object) and repr(arguments) not in str(as_object) or not _says(as_text)
+        form: Any = arguments if object_arguments else json.dumps(arguments)
+        null, empty = (attempt(_tool_turn(form, content), [_TOOL]) for content in (None, ""))
+        takes_null = null is not None and (null == empty or "None" not in null)
+        user_takes = _forms(attempt, lambda content: [_message("user", content)])
+        hello, more = (_message("user", [_part(text)] if user_takes == {"parts"} else text) for text in ("Hello", "Go on"))
+        takes = {
+            "user": user_takes,
+            "system": _forms(attempt, lambda content: [_message("system", content), hello]),
+            "assistant": _forms(attempt, lambda content: [hello, _message("assistant", content), more]),
+            "tool": _forms(attempt, lambda content: _tool_turn(form, None if takes_null else "", content)),
+        }
+        return cls(
+            takes_text=frozenset(role for role, forms in takes.items() if forms != {"parts"}),
+            takes_parts=frozenset(role for role, forms in takes.items() if "parts" in forms),
+            takes_object_arguments=object_arguments,
+            takes_null_content=takes_null,
+        )
+
+    def adapt(self, messages: list[Message]) -> list[Message]:
+        """The messages in the forms that the template takes; raises TemplateError for what it can't take at all."""
+        return [self._adapted(message, f"messages[{number}]") for number, message in enumerate(messages)]
+
+    def _adapted(self, message: Message, where: str) -> Message:
+        role = message["role"]
+        changed = dict(message)
+        reasoning = next((message[name] for name in _REASONING if message.get(name) is not None), None)
+        if reasoning is not None:
+            changed = {"thinking": reasoning, **changed, "reasoning_content": reasoning}
+        content = message.get("content")
+        if isinstance(content, list):
+            _check_parts(content, where)
+            if role not in self.takes_parts:
+                changed["content"] = _joined(content, where)
+        elif isinstance(content, str) and role not in self.takes_text and role in self.takes_parts:
+            changed["content"] = [_part(content)]
+        elif content is None and not self.takes_null_content:
+            changed["content"] = ""
+        calls = message.get("tool_calls")
+        if isinstance(calls, list):
+            changed["tool_calls"] = [self._adapted_call(call) for call in calls]
+        return changed
+
+    def _adapted_call(self, call: Any) -> Any:
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or "arguments" not in function:
+            return call
+        arguments = function["arguments"]
+        if self.takes_object_arguments and isinstance(arguments, str):
+            arguments = _parsed(arguments)
+        elif not self.takes_object_arguments and isinstance(arguments, Mapping):
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        return {**call, "function": {**function, "arguments": arguments}}
+
+
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+"""Names under which clients send reasoning; templates read the first or the second."""
+
+
+def _message(role: str, content: Any) -> Message:
+    return {"role": role, "content": content}
+
+
+def _part(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
+
+
+def _tool_turn(arguments: Any, content: Any, result: Any = "Found") -> list[Message]:
+    call = {**_CALL, "function": {"name": "look_up", "arguments": arguments}}
+    return [
+        _message("user", "Hello"),
+        {"role": "assistant", "content": content, "tool_calls": [call]},
+        {"role": "tool", "content": result, "tool_call_id": "call00001", "name": "look_up"},
+    ]
+
+
+def _says(output: str | None) -> bool:
+    return output is not None and _WORD in output
+
+
+def _forms(attempt: Try, talk: Callable[[Any], list[Message]]) -> set[str]:
+    """In which forms the word comes out, and not the part around it as Python or JSON would show it."""
+    text, parts = attempt(talk(_WORD), None), attempt(talk([_part(_WORD)]), None)
+    shown = any(f"{{{quote}type{quote}:" in str(parts) for quote in "'\"")
+    return {name for name, good in (("text", _says(text)), ("parts", _says(parts) and not shown)) if good}
+
+
+def _check_parts(parts: list[Any], where: str) -> None:
+    for number, part in enumerate(parts):
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if not isinstance(part, str) and not isinstance(kind, str):
+            raise TemplateError(
+                f"{where}.content[{number}]: expected a part with a type, as in {{'type': 'text', 'text': ...}}"
+            )
+        if kind is not None and any(medium in kind for medium in _MEDIA):
+            raise TemplateError(f"{where}.content[{number}]: parts of type {kind!r} can't be read; send text only")
+        if kind == "text" and not isinstance(part.get("text"), str):
+            raise TemplateError(f"{where}.content[{number}]: a part of type 'text' needs a text")
+
+
+def _joined(parts: list[Any], where: str) -> str:
+    texts = []
+    for number, part in enumerate(parts):
+        if not isinstance(part, str) and part["type"] != "text":
+            raise TemplateError(
+                f"{where}.content[{number}]: this model's chat template reads no parts of type {part['type']!r}"
+            )
+        texts.append(part if isinstance(part, str) else part["text"])
+    return "\n".join(texts)
+
+
+def _parsed(arguments: str) -> Any:
+    """What a model wrote as arguments need not be JSON; then the template gets the text."""
+    try:
+        value = json.loads(arguments)
+    except ValueError:
+        return arguments
+    return value if isinstance(value, dict) else arguments

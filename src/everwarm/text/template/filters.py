@@ -1,0 +1,135 @@
+"""The filters and functions of the sandbox: Jinja's, behind bounds, and those that transformers adds.
+
+Filters that are not listed do not exist: they are either unbounded, or random, or make HTML.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from functools import wraps
+from typing import Any
+
+import jinja2
+from jinja2 import filters, nodes
+from jinja2.utils import Namespace
+
+from everwarm.text.template.meter import (
+    Refused,
+    fit_format,
+    fit_join,
+    fit_number,
+    fit_replace,
+    fit_search,
+    meter,
+)
+
+_UNCHANGED = (
+    "abs attr capitalize count d default dictsort e escape first float groupby int items last length list lower map max min "
+    "reject rejectattr reverse safe select selectattr sort string sum title truncate unique upper urlencode wordcount"
+).split()
+
+
+def metered(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Count a filter or test, and what it makes, each time it is used: `map('replace', ...)` uses it for every item."""
+
+    @wraps(function)  # keeps Jinja's notes on whether it wants the context
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        meter().tick()
+        return meter().account(function(*args, **kwargs))
+
+    return counted
+
+
+def tojson(
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    """JSON as transformers writes it: nothing escaped for HTML, non-ASCII kept unless asked otherwise."""
+    for size in (indent, *(separators or ())):
+        fit_number(len(size) if isinstance(size, str) else size, 64, "tojson indent or separator")
+    text = json.dumps(value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
+    # noncharacters stay: the marks on control tokens are among them
+    return re.sub(r"[^\x00-\x7f\ufdd0-\ufdef]+", _escape, text) if ensure_ascii else text
+
+
+def _escape(found: re.Match[str]) -> str:
+    return json.dumps(found[0])[1:-1]
+
+
+def _batch(value: Iterable[Any], linecount: int, fill_with: Any = None) -> list[Any]:
+    fit_number(linecount, 100_000, "batch")
+    return list(filters.do_batch(value, linecount, fill_with))
+
+
+def _slice(value: Any, slices: int, fill_with: Any = None) -> list[Any]:
+    fit_number(slices, 100_000, "slice")
+    return list(filters.sync_do_slice(value, slices, fill_with))
+
+
+def _format(value: Any, *args: Any, **kwargs: Any) -> str:
+    fit_format(str(value), "%", [args, kwargs])
+    return filters.do_format(value, *args, **kwargs)
+
+
+def _indent(s: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
+    meter().fit(len(s) + (s.count("\n") + 1) * (len(width) if isinstance(width, str) else width))
+    return filters.do_indent(s, width, first, blank)
+
+
+@jinja2.pass_eval_context
+def _join(eval_ctx: nodes.EvalContext, value: Iterable[Any], d: str = "", attribute: str | int | None = None) -> str:
+    items = list(value)
+    fit_join(str(d), items)
+    return filters.sync_do_join(eval_ctx, items, d, attribute)
+
+
+@jinja2.pass_eval_context
+def _replace(eval_ctx: nodes.EvalContext, s: str, old: str, new: str, count: int | None = None) -> str:
+    fit_replace(str(s), str(old), str(new))
+    return filters.do_replace(eval_ctx, s, old, new, count)
+
+
+def _round(value: float, precision: int = 0, method: Any = "common") -> float:
+    fit_number(precision, 1000, "round")
+    return filters.do_round(value, precision, method)
+
+
+def _trim(value: str, chars: str | None = None) -> str:
+    fit_search(str(value), chars)
+    return filters.do_trim(value, chars)
+
+
+FILTERS: dict[str, Callable[..., Any]] = {name: filters.FILTERS[name] for name in _UNCHANGED} | {
+    "batch": _batch,
+    "slice": _slice,
+    "format": _format,
+    "indent": _indent,
+    "join": _join,
+    "replace": _replace,
+    "round": _round,
+    "trim": _trim,
+    "tojson": tojson,
+}
+
+
+class TemplateNamespace(Namespace):
+    """Jinja's namespace without underscored names, and without a repr that writes out what it holds: they can hold each other."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:  # so that namespace(self=1) works, as in Jinja
+        """Same arguments as dict."""
+        for name in dict(*args[1:], **kwargs):
+            _check_public(name)
+        Namespace.__init__(*args, **kwargs)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        """Do what `set ns.name = value` asks for."""
+        _check_public(name)
+        Namespace.__setitem__(self, name, value)
+
+    def __repr__(self) -> str:
+        """Say nothing about the contents."""
+        return "<Namespace>"
+
+
+def _check_public(name: str) -> None:
+    if name.startswith("_"):
+        raise Refused(f"namespace attribute {name!r}: no names with a leading underscore")

@@ -1,0 +1,141 @@
+"""What one rendering of an untrusted template may cost.
+
+In: every operation of the template, announced before it makes something. Out: nothing, or Refused. Invariant: at any
+moment all values made so far fit in `volume` characters and each of them in `value`; whoever calls `tick` often
+enough sees the deadline.
+"""
+
+import re
+from collections.abc import ItemsView, KeysView, ValuesView
+from contextvars import ContextVar
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+
+NUMBER_BITS = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Sizes are in characters and grow with those of the input, so that a long conversation is not mistaken for an attack."""
+
+    seconds: float = 5.0
+    value: int = 16 << 20
+    value_per_input: int = 16
+    volume: int = 256 << 20
+    volume_per_input: int = 1024
+
+
+class Refused(Exception):  # noqa: N818 - a reason, that becomes a TemplateError
+    """The template asked for more than its limits, or for something that the sandbox does not have."""
+
+
+class Meter:
+    """What one rendering has used so far."""
+
+    def __init__(self, limits: Limits, input_size: int) -> None:
+        """Start the clock."""
+        self._seconds = limits.seconds
+        self._deadline = monotonic() + limits.seconds
+        self._value = limits.value + limits.value_per_input * input_size
+        self._volume = limits.volume + limits.volume_per_input * input_size
+
+    def tick(self, size: int = 0) -> None:
+        """Count one operation that makes `size` characters."""
+        self._volume -= size
+        if self._volume < 0:
+            raise Refused("it makes too much text")
+        if monotonic() > self._deadline:
+            raise Refused(f"it ran for more than {self._seconds:g} s")
+
+    def fit(self, size: int) -> None:
+        """Refuse a value of `size` characters before it is made."""
+        if size > self._value:
+            raise Refused(f"it makes a value of more than {self._value:,} characters")
+
+    def account(self, result: Any) -> Any:
+        """Count a value that has been made, and pass it on."""
+        if isinstance(result, str):
+            self.fit(len(result))
+            self.tick(len(result))
+        elif isinstance(result, list | tuple | dict):
+            self.tick(self.expanded(result))
+        return result
+
+    def expanded(self, value: object) -> int:
+        """Characters that `value` takes when written out, about. What is shared counts each time: so do `==` and `str` see it."""
+        size = 0
+        stack = [value]
+        while stack:
+            item = stack.pop()
+            if isinstance(item, str):
+                size += len(item)
+            elif isinstance(item, list | tuple | dict | KeysView | ValuesView | ItemsView):
+                size += 16 * len(item)
+                self.fit(size)
+                stack.extend(item)
+                if isinstance(item, dict):
+                    stack.extend(item.values())
+            else:
+                size += 16
+            self.fit(size)
+        return size
+
+
+_current: ContextVar[Meter] = ContextVar("everwarm_template_meter")
+
+start = _current.set
+stop = _current.reset
+
+
+def meter() -> Meter:
+    """The meter of the rendering that runs in this thread.
+
+    There is none while a template is compiled: Jinja's constant folding then fails with LookupError, which it takes for "not
+    constant", so that all work is left to run time.
+    """
+    return _current.get()
+
+
+def fit_product(left: Any, right: Any) -> None:
+    """Bound `left * right`."""
+    for value, times in ((left, right), (right, left)):
+        if isinstance(value, str | list | tuple) and isinstance(times, int):
+            meter().fit(meter().expanded(value) * times)
+    if isinstance(left, int) and isinstance(right, int) and left.bit_length() + right.bit_length() > NUMBER_BITS:
+        raise Refused(f"a product of more than {NUMBER_BITS:,} bits")
+
+
+def fit_power(left: Any, right: Any) -> None:
+    """Bound `left ** right`."""
+    if isinstance(left, int) and isinstance(right, int) and left.bit_length() * right > NUMBER_BITS:
+        raise Refused(f"a power of more than {NUMBER_BITS:,} bits")
+
+
+def fit_format(form: str, field: str, args: object) -> None:
+    """Bound `form % args` or `form.format(args)`; widths from arguments can't be bounded and are refused."""
+    if re.search(r"\d{5}", form) or re.search(r"%[^a-zA-Z%]*\*" if field == "%" else r"\{[^{}]*\{", form):
+        raise Refused(f"format {form[:40]!r}: no widths of five digits or from arguments")
+    meter().fit(len(form) + form.count(field) * (meter().expanded(args) + 10_000))
+
+
+def fit_replace(text: str, old: str, new: str) -> None:
+    """Bound `text.replace(old, new)`."""
+    meter().fit(len(text) + (text.count(old) if old else len(text) + 1) * len(new))
+
+
+def fit_join(separator: str, items: list[Any]) -> None:
+    """Bound `separator.join(items)`."""
+    meter().fit(meter().expanded(items) + len(separator) * len(items))
+
+
+def fit_search(text: str, wanted: Any) -> None:
+    """Bound what takes time in the product of both lengths: searching from the right, stripping a set of characters."""
+    if isinstance(wanted, str) and len(text) * len(wanted) > 1 << 32:
+        raise Refused("search or strip with an argument that is too long")
+
+
+def fit_number(value: Any, limit: int, what: str) -> None:
+    """Bound an argument that is a count of something."""
+    if isinstance(value, int) and abs(value) > limit:
+        raise Refused(f"{what} {value}: more than {limit:,}")

@@ -1,0 +1,217 @@
+"""Runs templates that nobody vouches for: a Jinja program out of a model file.
+
+In: its source and plain data (JSON types). Out: the text it writes, or a TemplateError in one line. The dialect is
+that of Hugging Face transformers: trimmed blocks, loop controls, `raise_exception`, `strftime_now`, `tojson`, `{%
+generation %}`.
+
+Invariant: every loop turn, call, filter, test and growing operator passes the meter before it makes anything, so that
+neither loops, nor recursion, nor `'a' * 10**9`, nor lists of lists of lists end in a hang or in exhausted memory. A
+separate process with resource limits would bound the same by force, but costs 50 ms to start and a pipe for each
+prompt.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from types import BuiltinMethodType, GeneratorType
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.meta import find_undeclared_variables
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from everwarm.errors import TemplateError
+from everwarm.text.template import meter as cost
+from everwarm.text.template.filters import FILTERS, TemplateNamespace, metered
+from everwarm.text.template.meter import Limits, Meter, meter
+from everwarm.text.template.rewrite import Rewriter
+from everwarm.text.template.tokens import ControlTokens, unmarked
+
+SOURCE_LIMIT = 1 << 20
+"""Characters of a template; real ones have up to 20,000."""
+
+
+class Program:
+    """A compiled template. It may run in several threads at once."""
+
+    def __init__(self, source: str, tokens: ControlTokens, now: Callable[[], datetime], limits: Limits) -> None:
+        """Compile; raises TemplateError naming the line. `now` is what `strftime_now` formats."""
+        if len(source) > SOURCE_LIMIT:
+            raise TemplateError(
+                f"chat template: {len(source):,} characters, more than {SOURCE_LIMIT:,}; use a raw prompt"
+            )
+        self._limits = limits
+        sandbox = Sandbox(now)
+        rewriter = Rewriter(sandbox, tokens.mark)
+        try:
+            tree = sandbox.parse(source)
+            self.variables = frozenset(find_undeclared_variables(tree))
+            rewriter.visit(tree)
+            self._template = jinja2.Template.from_code(sandbox, sandbox.compile(tree), sandbox.globals)
+        except jinja2.TemplateSyntaxError as error:
+            raise TemplateError(f"chat template, line {error.lineno}: {one_line(error.message)}") from error
+        except (SyntaxError, RecursionError, MemoryError, OverflowError, ValueError) as error:
+            raise TemplateError(f"chat template: can't be compiled: {one_line(error)}") from error
+        self.literals = frozenset(rewriter.literals)
+
+    def run(self, variables: Mapping[str, object], input_size: int) -> str:
+        """Render plain data that holds `input_size` characters."""
+        running = cost.start(Meter(self._limits, input_size))
+        try:
+            return self._template.render(variables)
+        except RaisedByTemplate as error:
+            raise TemplateError(f"the chat template refuses these messages: {one_line(error)}") from error
+        except Exception as error:  # it is someone else's program: anything may come out of it
+            reason = one_line(error) or type(error).__name__
+            raise TemplateError(f"chat template{_line_of(error)}: {reason}") from error
+        finally:
+            cost.stop(running)
+
+
+class RaisedByTemplate(Exception):  # noqa: N818 - a message on its way out, not a fault
+    """How `raise_exception(...)` leaves the template."""
+
+
+class Generation(Extension):
+    """`{% generation %}` tells transformers which text the assistant wrote; here it only scopes its body."""
+
+    tags = {"generation"}  # noqa: RUF012 - Jinja's way to declare it
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        """Parse up to the end tag."""
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True)).set_lineno(line)
+
+
+_TEXT_METHODS = frozenset(
+    "capitalize casefold center count endswith find format index isalnum isalpha isascii isdecimal isdigit isidentifier islower "
+    "isnumeric isprintable isspace istitle isupper join ljust lower lstrip partition removeprefix removesuffix replace rfind "
+    "rindex rjust rpartition rsplit rstrip split splitlines startswith strip swapcase title upper zfill".split()
+)
+
+
+class Sandbox(ImmutableSandboxedEnvironment):
+    """The environment that the compiled template calls for everything it does."""
+
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
+
+    def __init__(self, now: Callable[[], datetime]) -> None:
+        """Nothing but what is listed here can be named in a template."""
+        super().__init__(
+            trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols], finalize=_emitted, cache_size=0
+        )
+        self.filters = {name: metered(function) for name, function in FILTERS.items()}
+        self.tests = {name: metered(function) for name, function in self.tests.items()}
+        self.globals = {
+            "range": self.globals["range"],  # Jinja's: at most 100,000 items
+            "joiner": self.globals["joiner"],
+            "dict": lambda *args, **kwargs: dict(*args, **kwargs),
+            "namespace": TemplateNamespace,
+            "raise_exception": _raise_exception,
+            "strftime_now": lambda form: now().strftime(form),
+        }
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """On top of Jinja's rules: of texts only the methods that `call` can bound, of numbers none."""
+        if isinstance(obj, str):
+            return attr in _TEXT_METHODS
+        if isinstance(obj, int | float | bytes | GeneratorType | type):
+            return False
+        return super().is_safe_attribute(obj, attr, value)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """Jinja's own guard of `str.format`, behind a bound."""
+        guarded = super().wrap_str_format(value)
+        if guarded is None:
+            return None
+
+        def bounded(*args: Any, **kwargs: Any) -> str:
+            cost.fit_format(value.__self__, "{", [args, kwargs])
+            return guarded(*args, **kwargs)
+
+        return bounded
+
+    def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Every call in a template: functions, macros, methods."""
+        meter().tick()
+        if isinstance(obj, BuiltinMethodType) and isinstance(obj.__self__, str):
+            args = _fit_method(obj.__name__, obj.__self__, args, kwargs)
+        elif len(args) + len(kwargs) > 1:
+            # a macro finds its arguments in a tuple, a container that nobody wrote down
+            meter().expanded([*args, *kwargs.values()])
+        return meter().account(super().call(context, obj, *args, **kwargs))
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """Every operator that makes something large out of something small."""
+        meter().tick()
+        if operator == "*":
+            cost.fit_product(left, right)
+        elif operator == "**":
+            cost.fit_power(left, right)
+        elif operator == "%" and isinstance(left, str):
+            cost.fit_format(left, "%", right)
+        elif isinstance(left, str | list | tuple) and isinstance(right, str | list | tuple):
+            meter().fit(len(left) + len(right))
+        return meter().account(super().call_binop(context, operator, left, right))
+
+    # The rewriter puts calls of these into the template.
+
+    def turn(self, written: int) -> bool:
+        """One turn of a loop whose body writes that many characters of literal text."""
+        meter().tick(written)
+        return True
+
+    def made(self, container: Any) -> Any:
+        """A list, tuple or dict that was written down; `call` accounts for what it returns."""
+        return container
+
+    def joined(self, *parts: Any) -> str:
+        """The `~` operator."""
+        meter().expanded(parts)
+        return "".join(map(str, parts))
+
+    def unmarked(self, value: Any) -> Any:
+        """A side of a comparison."""
+        return unmarked(value)
+
+
+def one_line(text: object) -> str:
+    """The words of a message, without line breaks, and not endless."""
+    return unmarked(" ".join(str(text).split())[:300])
+
+
+def _line_of(error: BaseException) -> str:
+    """Where in the template: Jinja rewrites tracebacks so that its frames carry the template's own line numbers."""
+    line = None
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == "<template>":
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    return f", line {line}" if line else ""
+
+
+def _emitted(value: Any) -> Any:
+    return meter().account(value)
+
+
+def _raise_exception(message: object = "") -> None:
+    raise RaisedByTemplate(message)
+
+
+def _fit_method(name: str, text: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Bound a method of `str` before it runs; complaints about wrong arguments are left to the method itself."""
+    if name == "replace" and len(args) > 1 and isinstance(args[0], str) and isinstance(args[1], str):
+        cost.fit_replace(text, args[0], args[1])
+    elif name == "join" and args and isinstance(args[0], Iterable):
+        args = (list(args[0]), *args[1:])
+        cost.fit_join(text, args[0])
+    elif name in ("center", "ljust", "rjust", "zfill") and args and isinstance(args[0], int):
+        meter().fit(args[0])
+    elif name.startswith("r") or name.endswith("strip"):
+        for wanted in (*args, *kwargs.values()):
+            cost.fit_search(text, wanted)
+    return args

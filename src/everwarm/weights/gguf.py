@@ -1,0 +1,110 @@
+"""A GGUF file, or all parts of a split one: metadata and tensors, mapped and checked.
+
+In: the path of a .gguf file (of a split one: of any part). Out: `metadata`, `tensors`, and `data(name)`, a view into
+the mapping. Invariant: once a `GGUFFile` exists, every tensor lies inside its file, aligned, in whole blocks and apart
+from all others, so `data()` can't fail for a known name while the file stays as it is. What is wrong is a `GGUFError`.
+
+    gguf.py            the model: its parts, looked up by name
+    gguf_part.py       one file: header, tensor infos
+    gguf_metadata.py   key-value pairs, lazy arrays
+    gguf_strings.py    the walk over a vocabulary
+    gguf_bytes.py      mapping, bounds, error messages
+
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+"""
+
+import difflib
+import os
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Self
+
+from everwarm.types import Metadata
+from everwarm.weights.gguf_bytes import DAMAGED, Bytes, shown
+from everwarm.weights.gguf_metadata import NestedArray, NumberArray, StringArray, raw_bytes
+from everwarm.weights.gguf_part import Part, TensorInfo, read_part
+
+__all__ = ["GGUFFile", "NestedArray", "NumberArray", "StringArray", "TensorInfo", "raw_bytes"]
+
+_OTHER_PARTS = "fetch all parts of one model"
+
+
+class GGUFFile:
+    """An open model. A context manager; views that were handed out stay valid after it is closed.
+
+    The metadata of a split model is that of its first part, and so are `path`, `version` and `alignment`.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        with ExitStack() as opened:
+            self._parts = _read_parts(Path(path), opened)
+            tensors = _all_tensors(self._parts)
+            self._opened = opened.pop_all()
+        first = self._parts[0]
+        self.path = first.file.path
+        self.parts = tuple(part.file.path for part in self._parts)
+        self.version = first.version
+        self.alignment = first.alignment
+        self.size_bytes = sum(part.file.size_bytes for part in self._parts)
+        self.metadata: Metadata = MappingProxyType(first.metadata)
+        self.tensors: Mapping[str, TensorInfo] = MappingProxyType(tensors)
+
+    def data(self, name: str) -> Bytes:
+        """The bytes of a tensor: read-only, one-dimensional, a view into the mapping."""
+        info = self.tensors.get(name)
+        if info is None:
+            nearest = (
+                ", ".join(shown(near) for near in difflib.get_close_matches(name, self.tensors)) or "none is similar"
+            )
+            raise self._parts[0].file.error(f"no tensor {shown(name)} among {len(self.tensors):,}; nearest: {nearest}")
+        return self._parts[info.part].file.view(info.offset, info.size_bytes)
+
+    def close(self) -> None:
+        """Unmap the files; one that still has views on it goes with the last of them."""
+        self._opened.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+def _read_parts(path: Path, opened: ExitStack) -> list[Part]:
+    given = read_part(path, opened)
+    if given.count == 1:
+        return [given]
+    ending = f"-{given.number + 1:05}-of-{given.count:05}.gguf"
+    if not path.name.endswith(ending):
+        problem = f"split.no {given.number} of split.count {given.count} needs a name that ends in {ending}"
+        raise given.file.error(f"{problem}; give the file its name back")
+    parts = []
+    for number in range(given.count):
+        sibling = path.with_name(f"{path.name.removesuffix(ending)}-{number + 1:05}-of-{given.count:05}.gguf")
+        if not sibling.exists():
+            problem = f"split.count is {given.count}, but part {number + 1} is missing: {sibling.name}"
+            raise given.file.error(f"{problem}; fetch it into the same directory")
+        part = given if number == given.number else read_part(sibling, opened)
+        if (part.number, part.count) != (number, given.count):
+            problem = f"split.no {part.number} of split.count {part.count}, expected {number} of {given.count}"
+            raise part.file.error(f"{problem}; {_OTHER_PARTS}")
+        parts.append(part)
+    return parts
+
+
+def _all_tensors(parts: list[Part]) -> dict[str, TensorInfo]:
+    tensors: dict[str, TensorInfo] = {}
+    for part in parts:
+        for info in part.tensors:
+            if info.name in tensors:
+                advice = DAMAGED if len(parts) == 1 else _OTHER_PARTS
+                raise part.file.error(f"tensor {shown(info.name)}: is there twice, a name may occur once; {advice}")
+            tensors[info.name] = info
+    for part in parts if len(parts) > 1 else ():
+        expected = part.metadata.get("split.tensors.count", len(tensors))
+        if expected != len(tensors):
+            problem = f"split.tensors.count is {expected!r}, but there are {len(tensors):,} tensors"
+            raise part.file.error(f"{problem}; {_OTHER_PARTS}")
+    return tensors

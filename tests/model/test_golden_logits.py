@@ -1,0 +1,78 @@
+"""Real models against transformers (f32) and llama.cpp, from golden files made by `golden/make_logits.py`."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from golden.texts import PROSE, PROSE_TOKENS, SCORE_WINDOW, TEXTS
+
+import everwarm
+from everwarm.engine.sampler import log_softmax
+
+pytestmark = [pytest.mark.model, pytest.mark.slow]
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+MAX_LOGIT_DIFFERENCE = 1e-3
+MAX_PERPLEXITY_RATIO = 1.006
+MIN_TOP1_AGREEMENT = 0.95
+
+
+class Case:
+    def __init__(self, path: Path, golden: str) -> None:
+        self.llm = everwarm.load(path)
+        self.golden = np.load(GOLDEN / golden)
+
+
+@pytest.fixture(scope="module")
+def smollm2(smollm2_path: Path) -> Case:
+    return Case(smollm2_path, "logits-smollm2.npz")
+
+
+@pytest.fixture(scope="module")
+def qwen(qwen_path: Path) -> Case:
+    return Case(qwen_path, "logits-qwen2.5-coder.npz")
+
+
+@pytest.fixture(params=["smollm2", "qwen"])
+def case(request: pytest.FixtureRequest) -> Case:
+    return request.getfixturevalue(request.param)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_tokens_are_llama_cpps(case: Case, text: str) -> None:
+    ids = case.llm.tokenize(TEXTS[text], special=text == "chat")[: PROSE_TOKENS if text == "prose" else None]
+    assert ids == case.golden[f"{text}_ids"].tolist()
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_logits_equal_those_of_transformers(case: Case, text: str) -> None:
+    logits = case.llm.logits(case.golden[f"{text}_ids"].tolist())
+    top = np.take_along_axis(logits, case.golden[f"{text}_top_ids"], axis=-1)
+    assert np.abs(top - case.golden[f"{text}_top_logits"]).max() <= MAX_LOGIT_DIFFERENCE
+    logsumexp = (logits - log_softmax(logits))[:, 0]  # covers what is not among the top
+    assert np.abs(logsumexp - case.golden[f"{text}_logsumexp"]).max() <= MAX_LOGIT_DIFFERENCE
+
+
+def test_last_row_equals_that_of_transformers(case: Case) -> None:
+    logits = case.llm.logits(case.golden["chat_ids"].tolist())
+    assert np.abs(logits[-1] - case.golden["chat_last_row"]).max() <= MAX_LOGIT_DIFFERENCE
+
+
+def test_perplexity_and_best_tokens_agree_with_llama_cpp(case: Case) -> None:
+    tokens = case.llm.tokenize(PROSE)
+    best, nll = [], []
+    for low in range(0, len(tokens), SCORE_WINDOW):
+        window = tokens[low : low + SCORE_WINDOW]
+        logits = case.llm.logits(window)
+        best.append(logits.argmax(-1))
+        for at in range(0, len(window) - 1, 256):
+            targets = np.asarray(window[at + 1 : at + 257])
+            logprobs = log_softmax(logits[at : at + len(targets)])
+            nll.append(-logprobs[np.arange(len(targets)), targets])
+    assert len(tokens) >= 8192
+    ratio = math.exp(np.concatenate(nll).mean() - case.golden["llama_nll"].mean(dtype=np.float64))
+    agreement = (np.concatenate(best) == case.golden["llama_best"]).mean()
+    print(f"\n{len(tokens)} tokens: perplexity {ratio:.5f} x llama.cpp's, top-1 agreement {agreement:.4f}")
+    assert 1 / MAX_PERPLEXITY_RATIO <= ratio <= MAX_PERPLEXITY_RATIO
+    assert agreement >= MIN_TOP1_AGREEMENT
