@@ -5,11 +5,12 @@ PEERS := .venv-peers/bin
 INSTALLED := .venv/installed
 NATIVE := CMakeLists.txt $(wildcard src/native/*)
 
-.PHONY: demo test check bench peers format clean help
+.PHONY: demo test serve check bench peers format clean help
 
 help:
 	@echo "make demo    install, pull a small model, ask it two questions"
 	@echo "make test    install what the tests need and run them"
+	@echo "make serve   OpenAI-compatible chat server on 127.0.0.1:8080"
 	@echo "make check   formatting, lint, types, direction of imports"
 	@echo "make bench   measure, on this machine"
 	@echo "make peers   second environment with llama.cpp and transformers, to compare with"
@@ -21,6 +22,9 @@ demo: $(INSTALLED)
 test: $(INSTALLED)
 	@$(BIN)/everwarm pull smollm2 >/dev/null
 	$(BIN)/pytest
+
+serve: $(INSTALLED)
+	$(BIN)/everwarm serve
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .

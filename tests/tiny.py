@@ -16,7 +16,7 @@ CHATML = (
 
 @dataclass
 class Tiny:
-    """What to write. The vocabulary is the 256 bytes and three control tokens."""
+    """What to write. The vocabulary is the 256 bytes, three control tokens, and one token that is merged: zq."""
 
     architecture: str = "llama"
     type: str = "F32"  # of every matrix
@@ -39,7 +39,7 @@ class Tiny:
 
     @property
     def vocab(self) -> list[str]:
-        return [*byte_alphabet(), "<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+        return [*byte_alphabet(), "<|endoftext|>", "<|im_start|>", "<|im_end|>", "zq"]
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
@@ -159,7 +159,7 @@ def _add_metadata(writer: gguf.GGUFWriter, tiny: Tiny) -> None:
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(tokens)
     writer.add_token_types([3 if token.startswith("<|") else 1 for token in tokens])
-    writer.add_token_merges([])
+    writer.add_token_merges(["z q"])
     writer.add_bos_token_id(256)
     writer.add_eos_token_id(258)
     writer.add_add_bos_token(False)

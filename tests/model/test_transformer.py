@@ -91,8 +91,8 @@ def test_sequences_of_one_batch_do_not_see_each_other(tmp_path: Path) -> None:
 def test_only_the_rows_asked_for_get_logits(tmp_path: Path) -> None:
     Tiny().write(tmp_path / "tiny.gguf")
     model = opened(tmp_path / "tiny.gguf")
-    assert model.forward([Span(TOKENS, model.new_kv(), len(TOKENS))]).shape == (0, 259)
-    assert model.forward([Span(TOKENS, model.new_kv(), len(TOKENS) - 2)]).shape == (2, 259)
+    assert model.forward([Span(TOKENS, model.new_kv(), len(TOKENS))]).shape == (0, 260)
+    assert model.forward([Span(TOKENS, model.new_kv(), len(TOKENS) - 2)]).shape == (2, 260)
 
 
 def test_truncated_tokens_are_forgotten(tmp_path: Path) -> None:

@@ -11,23 +11,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from everwarm.cli.console import err, out, print_json
+from everwarm.cli.options import (
+    Backend,
+    Json,
+    MaxTokens,
+    MinP,
+    Model,
+    RepetitionPenalty,
+    Seed,
+    Stop,
+    Temperature,
+    Threads,
+    TopK,
+    TopP,
+)
 from everwarm.errors import RequestError
 
 if TYPE_CHECKING:
     from everwarm.llm import LLM, Completion, Event
-
-Model = Annotated[str, typer.Argument(help="Path or pulled name.")]
-MaxTokens = Annotated[int, typer.Option(help="Stop after this many tokens.")]
-Temperature = Annotated[float, typer.Option(help="0 is greedy; higher is more random.")]
-TopK = Annotated[int, typer.Option(help="Keep the k most likely tokens; 0 keeps all.")]
-TopP = Annotated[float, typer.Option(help="Keep the most likely tokens that reach this probability.")]
-MinP = Annotated[float, typer.Option(help="Keep tokens at least this likely relative to the best.")]
-RepetitionPenalty = Annotated[float, typer.Option(help="Above 1: tokens already seen get less likely.")]
-Seed = Annotated[int | None, typer.Option(help="Same seed, same text.")]
-Stop = Annotated[list[str] | None, typer.Option(help="End the answer at this text; may be given several times.")]
-Backend = Annotated[str | None, typer.Option(help="Which kernels compute: auto, reference.")]
-Threads = Annotated[int | None, typer.Option(help="Threads to compute with.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object.")]
 
 
 def generate(

@@ -71,6 +71,8 @@ class Sampler:
             logits[answer] -= np.float32(s.presence_penalty) + np.float32(s.frequency_penalty) * counts
         for token, bias in s.logit_bias.items():
             logits[token] += np.float32(bias)
+        if logits.max() == -np.inf:
+            raise RequestError("logit_bias forbids every token of the vocabulary: leave at least one")
         return logits
 
     def _choose(self, logits: F32) -> int:

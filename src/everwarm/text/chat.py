@@ -1,8 +1,8 @@
 """Chat messages to prompt, by the template that the model file brings along.
 
-In: messages, tools and documents as clients send them. Out: segments, in which a special one is a control token that the template
-wrote. Invariants: nothing a message says becomes a control token; the joined text is what Hugging Face transformers renders; a
-hostile template costs a bounded time and ends in a TemplateError.
+In: messages, tools and documents as clients send them. Out: segments; a special one is a control token that the
+template wrote. Invariants: nothing that a message says becomes a control token; the joined text is what Hugging Face
+transformers renders; a hostile template costs bounded time and memory, and ends in a TemplateError.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,7 +11,7 @@ from typing import Any
 
 from everwarm.errors import TemplateError
 from everwarm.text.template.dialect import Dialect, Message
-from everwarm.text.template.meter import Limits
+from everwarm.text.template.meter import Limits, Refused
 from everwarm.text.template.sandbox import Program
 from everwarm.text.template.tokens import ControlTokens, Guard
 from everwarm.types import Metadata, Segment
@@ -19,10 +19,14 @@ from everwarm.types import Metadata, Segment
 KEY = "tokenizer.chat_template"
 TOOL_USE = "tool_use"
 
-CHATML = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
-)
+CHATML = """\
+{% for message in messages %}
+{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}
+{%- endfor %}
+{% if add_generation_prompt %}
+{{ '<|im_start|>assistant\n' }}
+{%- endif %}
+"""
 """Used for files without a template, if their vocabulary has both tokens."""
 
 DEPTH_LIMIT = 64
@@ -129,7 +133,9 @@ class _Compiled:
         inputs = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": False}
         try:
             return "".join(segment.text for segment in self.render(inputs))
-        except TemplateError:
+        except TemplateError as error:
+            if isinstance(error.__cause__, Refused):  # too costly already for two words: not worth another try
+                raise
             return None
 
 

@@ -122,7 +122,9 @@ _FAMILIES: tuple[tuple[str, PreTokenizer], ...] = (
     ),
     (
         "qwen35",
-        PreTokenizer((_QWEN2.replace(r"\p{L}+", r"[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]"),)),
+        PreTokenizer(
+            (_QWEN2.replace(r"\p{L}+", r"[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]"),)
+        ),
     ),
     ("laguna", PreTokenizer((r"[^\n]+|\n+", _QWEN2))),
     ("ufakzeka", PreTokenizer((_QWEN2.removeprefix(f"{_CONTRACTION}|"),))),

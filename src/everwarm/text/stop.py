@@ -19,10 +19,10 @@ class StopMatcher:
         if not self._stops or self.matched is not None:
             return text if self.matched is None else ""
         self._held += text
-        # The earliest match wins; of two that start at the same place, the longer one.
-        found = [(at, -len(stop), stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        # The match that is complete first wins, of two that end together the longer: so pieces don't matter.
+        found = [(at + len(stop), at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
         if found:
-            at, _, self.matched = min(found)
+            _, at, self.matched = min(found)
             emit, self._held = self._held[:at], ""
             return emit
         keep = self._undecided()

@@ -193,10 +193,8 @@ class _Reader:
     def check_count(self, count: int, item_bytes: int, field: str) -> None:
         left = self.cursor.end - self.cursor.position
         if count > left // item_bytes:
-            problem = (
-                f"array of {count:,} items, but {left:,} bytes before the end of {self.cursor.describe_end()} hold"
-            )
-            raise self.cursor.error(field, f"{problem} {left // item_bytes:,} at most")
+            room = f"{left // item_bytes:,} at most fit before the end of {self.cursor.describe_end()}"
+            raise self.cursor.error(field, f"array of {count:,} items, but {room}")
 
     def check_booleans(self, start: int, count: int, field: str) -> None:
         values = self.cursor.file.view(start, count)

@@ -19,7 +19,7 @@ LENGTH_BYTES = 8
 
 _LENGTH = struct.Struct("<Q")
 _WINDOW_BYTES = 128 << 10
-_FEW, _MANY = 32, 16_384  # links followed one by one after a window that did not help: twice as many each time
+_FEW, _MANY = 1_024, 16_384  # links to follow one by one after a window that shows fewer: twice as many each time
 
 
 def string_starts(data: Bytes, count: int) -> Iterator[tuple[NDArray[np.int64], int]]:

@@ -1,2 +1,1 @@
-"""What a chat template needs around it: a metered sandbox, marks on control tokens, and the forms of messages it
-understands."""
+"""What a chat template runs in: a metered sandbox, marks on control tokens, the forms of messages it understands."""

@@ -1,18 +1,18 @@
 """Finds out in which form a template wants its messages, and puts them into it.
 
-In: messages as clients send them (OpenAI's format). Out: the same messages as this template can read them. Templates differ in
-three ways that no metadata tells, so each is tried once, with a word that must come out again:
+In: messages as clients send them (OpenAI's format). Out: the same messages as this template can read them. Templates
+differ in three ways that no metadata tells, so each is tried once, with a word that must come out again:
 
 - content as text, as a list of parts (`[{"type": "text", "text": ...}]`), or either;
 - arguments of tool calls as an object or as JSON text (clients send text, most templates expect an object);
 - content of a message that only calls tools: null, or an empty text.
 
-Invariant: what a template understands as it is, is passed as it is.
+Invariant: content that a template understands is passed as it is; arguments are objects wherever that works.
 """
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from everwarm.errors import TemplateError
@@ -22,7 +22,6 @@ Try = Callable[[list[Message], list[Any] | None], str | None]
 """Renders messages and tools; None if the template raises."""
 
 _WORD = "Quokka"
-_CALL = {"id": "call00001", "type": "function", "function": {"name": "look_up"}}
 _TOOL = {
     "type": "function",
     "function": {
@@ -33,39 +32,46 @@ _TOOL = {
 }
 _MEDIA = ("image", "audio", "video", "file")
 
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+"""Names under which clients send reasoning; templates read the first or the second."""
+
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How a template reads messages. Roles not listed take text only."""
+    """How a template reads messages. Roles that are in neither set get text."""
 
-    takes_text: frozenset[str] = frozenset({"system", "user", "assistant", "tool"})
-    takes_parts: frozenset[str] = field(default_factory=frozenset)
-    takes_object_arguments: bool = True
-    takes_null_content: bool = True
+    takes_text: frozenset[str]
+    takes_parts: frozenset[str]
+    takes_object_arguments: bool
+    takes_null_content: bool
 
     @classmethod
     def of(cls, attempt: Try) -> "Dialect":
         """Try a template out."""
-        arguments = {"term": _WORD}
-        as_object = attempt(_tool_turn(arguments, ""), [_TOOL])
-        as_text = attempt(_tool_turn(json.dumps(arguments), ""), [_TOOL])
-        object_arguments = _says(as_object) and repr(arguments) not in str(as_object) or not _says(as_text)
-        form: Any = arguments if object_arguments else json.dumps(arguments)
-        null, empty = (attempt(_tool_turn(form, content), [_TOOL]) for content in (None, ""))
-        takes_null = null is not None and (null == empty or "None" not in null)
         user_takes = _forms(attempt, lambda content: [_message("user", content)])
-        hello, more = (_message("user", [_part(text)] if user_takes == {"parts"} else text) for text in ("Hello", "Go on"))
+        hello = _message("user", [_part("Hello")] if user_takes == {"parts"} else "Hello")
+
+        arguments = {"term": _WORD}
+        as_object = attempt([hello, *_tool_turn(arguments, "")], [_TOOL])
+        as_text = attempt([hello, *_tool_turn(json.dumps(arguments), "")], [_TOOL])
+        object_arguments = (_says(as_object) and repr(arguments) not in str(as_object)) or not _says(as_text)
+
+        form = arguments if object_arguments else json.dumps(arguments)
+        null, empty = (attempt([hello, *_tool_turn(form, content)], [_TOOL]) for content in (None, ""))
+        null_content = null is not None and (null == empty or "None" not in null)
+
+        calling = None if null_content else ""
         takes = {
             "user": user_takes,
             "system": _forms(attempt, lambda content: [_message("system", content), hello]),
-            "assistant": _forms(attempt, lambda content: [hello, _message("assistant", content), more]),
-            "tool": _forms(attempt, lambda content: _tool_turn(form, None if takes_null else "", content)),
+            "assistant": _forms(attempt, lambda content: [hello, _message("assistant", content), hello]),
+            "tool": _forms(attempt, lambda content: [hello, *_tool_turn(form, calling, content)]),
         }
         return cls(
             takes_text=frozenset(role for role, forms in takes.items() if forms != {"parts"}),
             takes_parts=frozenset(role for role, forms in takes.items() if "parts" in forms),
             takes_object_arguments=object_arguments,
-            takes_null_content=takes_null,
+            takes_null_content=null_content,
         )
 
     def adapt(self, messages: list[Message]) -> list[Message]:
@@ -104,10 +110,6 @@ class Dialect:
         return {**call, "function": {**function, "arguments": arguments}}
 
 
-_REASONING = ("reasoning_content", "thinking", "reasoning")
-"""Names under which clients send reasoning; templates read the first or the second."""
-
-
 def _message(role: str, content: Any) -> Message:
     return {"role": role, "content": content}
 
@@ -117,9 +119,8 @@ def _part(text: str) -> dict[str, str]:
 
 
 def _tool_turn(arguments: Any, content: Any, result: Any = "Found") -> list[Message]:
-    call = {**_CALL, "function": {"name": "look_up", "arguments": arguments}}
+    call = {"id": "call00001", "type": "function", "function": {"name": "look_up", "arguments": arguments}}
     return [
-        _message("user", "Hello"),
         {"role": "assistant", "content": content, "tool_calls": [call]},
         {"role": "tool", "content": result, "tool_call_id": "call00001", "name": "look_up"},
     ]

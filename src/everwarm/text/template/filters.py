@@ -1,6 +1,6 @@
 """The filters and functions of the sandbox: Jinja's, behind bounds, and those that transformers adds.
 
-Filters that are not listed do not exist: they are either unbounded, or random, or make HTML.
+Left out are filters that can't be bounded, that are random, or that make HTML.
 """
 
 import json
@@ -10,7 +10,7 @@ from functools import wraps
 from typing import Any
 
 import jinja2
-from jinja2 import filters, nodes
+from jinja2 import filters, nodes, tests
 from jinja2.utils import Namespace
 
 from everwarm.text.template.meter import (
@@ -23,10 +23,17 @@ from everwarm.text.template.meter import (
     meter,
 )
 
-_UNCHANGED = (
-    "abs attr capitalize count d default dictsort e escape first float groupby int items last length list lower map max min "
-    "reject rejectattr reverse safe select selectattr sort string sum title truncate unique upper urlencode wordcount"
-).split()
+_LEFT_OUT = {
+    "center",
+    "filesizeformat",
+    "forceescape",
+    "pprint",
+    "random",
+    "striptags",
+    "urlize",
+    "wordwrap",
+    "xmlattr",
+}
 
 
 def metered(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -98,7 +105,10 @@ def _trim(value: str, chars: str | None = None) -> str:
     return filters.do_trim(value, chars)
 
 
-FILTERS: dict[str, Callable[..., Any]] = {name: filters.FILTERS[name] for name in _UNCHANGED} | {
+TESTS: dict[str, Any] = {**tests.TESTS}
+
+FILTERS: dict[str, Callable[..., Any]] = {
+    **{name: function for name, function in filters.FILTERS.items() if name not in _LEFT_OUT},
     "batch": _batch,
     "slice": _slice,
     "format": _format,
@@ -112,7 +122,7 @@ FILTERS: dict[str, Callable[..., Any]] = {name: filters.FILTERS[name] for name i
 
 
 class TemplateNamespace(Namespace):
-    """Jinja's namespace without underscored names, and without a repr that writes out what it holds: they can hold each other."""
+    """Jinja's, without underscored names, and without a repr that shows what it holds: they can hold each other."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:  # so that namespace(self=1) works, as in Jinja
         """Same arguments as dict."""

@@ -1,27 +1,27 @@
 """Puts into a parsed template what Jinja has no hook for: the meter in loops and literals, the marks on control tokens.
 
-In: a syntax tree. Out: the same tree, changed in place. Every loop turn calls `turn`, every list, tuple or dict that
-is written down and every `~` goes through a call, and each control token in the literal text of the template is
-marked as the template's own.
+In: a syntax tree. Out: the same tree, changed in place. Every turn of a loop passes the filter `turn`, every list,
+tuple or dict that is written down `made`, every `~` is `joined`, and each control token in the template's own text is
+marked as such.
 
 Literals that are only compared with or searched for stay unmarked: `'<|eot|>' in message.content` asks about the
 message.
 """
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 from jinja2 import Environment, nodes
 from jinja2.visitor import NodeTransformer
 
-_SEARCHES = frozenset(
-    "count endswith find index lstrip partition removeprefix removesuffix replace rfind rindex rpartition rsplit rstrip split "
-    "startswith strip trim".split()
+_SEARCH = re.compile(
+    "count|endswith|r?find|r?index|r?partition|removeprefix|removesuffix|replace|r?split|startswith|[lr]?strip|trim"
 )
 
 
 class Rewriter(NodeTransformer):
-    """One use per template: afterwards `literals` holds all the text the template can write by itself."""
+    """One use per template: afterwards `literals` holds all the text that the template can write by itself."""
 
     def __init__(self, environment: Environment, mark: Callable[[str], str]) -> None:
         """`mark` puts marks around the control tokens in a text."""
@@ -30,11 +30,13 @@ class Rewriter(NodeTransformer):
         self._comparing = False
         self.literals: set[str] = set()
 
-    def _call(self, name: str, args: list[nodes.Expr], like: nodes.Node) -> nodes.Call:
-        call = nodes.Call(nodes.EnvironmentAttribute(name), args, [], None, None)
-        return call.set_lineno(like.lineno, override=True).set_environment(self._environment)  # type: ignore[return-value]
+    def _pass(self, value: nodes.Expr, name: str, *args: nodes.Expr) -> nodes.Expr:
+        """`value | name(args)`. A filter, not a call: it compiles to a plain function call, and loops are many."""
+        made = nodes.Filter(value, name, list(args), [], None, None, lineno=value.lineno)
+        made.set_environment(self._environment)
+        return made
 
-    def visit_TemplateData(self, node: nodes.TemplateData) -> nodes.Node:  # noqa: N802 - names are Jinja's
+    def visit_TemplateData(self, node: nodes.TemplateData) -> nodes.Node:  # noqa: N802 - Jinja's names
         """Literal text outside of tags."""
         self.literals.add(node.data)
         node.data = self._mark(node.data)
@@ -47,20 +49,22 @@ class Rewriter(NodeTransformer):
             node.value = self._mark(node.value)
         return node
 
-    def visit_Pair(self, node: nodes.Pair) -> nodes.Node:  # noqa: N802
-        """A key of a dict is looked up, its value may be written."""
-        node.value = self.visit(node.value)
-        return node
-
     def visit_Compare(self, node: nodes.Compare) -> nodes.Node:  # noqa: N802
-        """Compare texts without marks."""
+        """Texts are compared without marks."""
+        about_tokens = any(self._is_token(child) for child in node.find_all((nodes.Const, nodes.Name)))
         outer, self._comparing = self._comparing, True
         self.generic_visit(node)
         self._comparing = outer
-        for side in (node, *node.ops):
-            if not isinstance(side.expr, nodes.Const):
-                side.expr = self._call("unmarked", [side.expr], node)
+        if about_tokens:
+            node.expr = self._pass(node.expr, "unmarked")
+            for operand in node.ops:
+                operand.expr = self._pass(operand.expr, "unmarked")
         return node
+
+    def _is_token(self, node: nodes.Node) -> bool:
+        if isinstance(node, nodes.Const):
+            return isinstance(node.value, str) and self._mark(node.value) != node.value
+        return isinstance(node, nodes.Name) and node.name in ("bos_token", "eos_token")
 
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:  # noqa: N802
         """Keys are looked up in the input."""
@@ -69,58 +73,53 @@ class Rewriter(NodeTransformer):
             node.arg = self.visit(node.arg)
         return node
 
+    def visit_Pair(self, node: nodes.Pair) -> nodes.Node:  # noqa: N802
+        """Of a dict, the values may be written; the keys are looked up."""
+        node.value = self.visit(node.value)
+        return node
+
     def visit_Call(self, node: nodes.Call) -> nodes.Node:  # noqa: N802
         """What a method searches for stays as it is written."""
-        if isinstance(node.node, nodes.Getattr) and node.node.attr in _SEARCHES:
-            return self._visit_search(node)
-        return self.generic_visit(node)
+        searches = isinstance(node.node, nodes.Getattr) and _SEARCH.fullmatch(node.node.attr)
+        return self._visit_search(node) if searches else self.generic_visit(node)
 
     def visit_Filter(self, node: nodes.Filter) -> nodes.Node:  # noqa: N802
-        """The same for filters."""
-        return self._visit_search(node) if node.name in _SEARCHES else self.generic_visit(node)
+        """What a filter searches for, too."""
+        return self._visit_search(node) if _SEARCH.fullmatch(node.name) else self.generic_visit(node)
 
     def visit_Test(self, node: nodes.Test) -> nodes.Node:  # noqa: N802
-        """A test compares."""
+        """A test is a comparison."""
         return self._visit_search(node)
 
     def _visit_search(self, node: Any) -> nodes.Node:
-        wanted = node.args[0] if node.args else None
-        written = wanted.value if isinstance(wanted, nodes.Const) else None
-        self.generic_visit(node)
+        written = node.args[0].value if node.args and isinstance(node.args[0], nodes.Const) else None
+        changed = self.generic_visit(node)
         if written is not None:
             node.args[0].value = written
-        return node  # type: ignore[no-any-return]
+        return changed
 
     def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802
-        """Count the turns, those too that the loop's own condition skips."""
-        written = sum(len(data.data) for part in node.body for data in _within(part, nodes.TemplateData))
+        """Count the turns, those too that the loop's own condition skips, and the text that each of them writes."""
+        written = sum(len(data.data) for data in nodes.Scope(node.body).find_all(nodes.TemplateData))
         self.generic_visit(node)
         if node.test is not None:
-            test = nodes.And(self._call("turn", [nodes.Const(0)], node), node.test, lineno=node.lineno)
-            node.test = test.set_environment(self._environment)
-        node.body.insert(0, nodes.ExprStmt(self._call("turn", [nodes.Const(written)], node), lineno=node.lineno))
+            node.test = nodes.And(self._pass(nodes.Const(0, lineno=node.lineno), "turn"), node.test, lineno=node.lineno)
+            node.test.set_environment(self._environment)
+        turn = self._pass(nodes.Const(written, lineno=node.lineno), "turn")
+        node.body.insert(0, nodes.ExprStmt(turn, lineno=node.lineno))
         return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
         """The `~` operator."""
         self.generic_visit(node)
-        return self._call("joined", node.nodes, node)
+        return self._pass(node.nodes[0], "joined", *node.nodes[1:])
 
-    def visit_List(self, node: nodes.List) -> nodes.Node:  # noqa: N802
-        """A container that may hold other containers more than once."""
+    def _visit_container(self, node: nodes.Expr) -> nodes.Node:
         self.generic_visit(node)
-        return self._call("made", [node], node)
+        return self._pass(node, "made")
 
-    def visit_Dict(self, node: nodes.Dict) -> nodes.Node:  # noqa: N802
-        """The same."""
-        self.generic_visit(node)
-        return self._call("made", [node], node)
+    visit_List = visit_Dict = _visit_container  # noqa: N815
 
     def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:  # noqa: N802
-        """The same, unless it is the target of an assignment."""
-        self.generic_visit(node)
-        return self._call("made", [node], node) if node.ctx == "load" else node
-
-
-def _within(node: nodes.Node, kind: type[nodes.TemplateData]) -> list[nodes.TemplateData]:
-    return [node] if isinstance(node, kind) else list(node.find_all(kind))
+        """A container, unless it is the target of an assignment."""
+        return self._visit_container(node) if node.ctx == "load" else self.generic_visit(node)

@@ -12,6 +12,7 @@ prompt.
 
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
+from traceback import clear_frames
 from types import BuiltinMethodType, GeneratorType
 from typing import Any
 
@@ -25,13 +26,13 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from everwarm.errors import TemplateError
 from everwarm.text.template import meter as cost
-from everwarm.text.template.filters import FILTERS, TemplateNamespace, metered
+from everwarm.text.template.filters import FILTERS, TESTS, TemplateNamespace, metered
 from everwarm.text.template.meter import Limits, Meter, meter
 from everwarm.text.template.rewrite import Rewriter
 from everwarm.text.template.tokens import ControlTokens, unmarked
 
-SOURCE_LIMIT = 1 << 20
-"""Characters of a template; real ones have up to 20,000."""
+SOURCE_LIMIT = 1 << 17
+"""Characters of a template. Real ones have up to 20,000; compiling takes up to 20 s per million."""
 
 
 class Program:
@@ -41,7 +42,7 @@ class Program:
         """Compile; raises TemplateError naming the line. `now` is what `strftime_now` formats."""
         if len(source) > SOURCE_LIMIT:
             raise TemplateError(
-                f"chat template: {len(source):,} characters, more than {SOURCE_LIMIT:,}; use a raw prompt"
+                f"chat template: {len(source):,} characters, more than {SOURCE_LIMIT:,}; use a raw prompt (--raw)"
             )
         self._limits = limits
         sandbox = Sandbox(now)
@@ -54,7 +55,7 @@ class Program:
         except jinja2.TemplateSyntaxError as error:
             raise TemplateError(f"chat template, line {error.lineno}: {one_line(error.message)}") from error
         except (SyntaxError, RecursionError, MemoryError, OverflowError, ValueError) as error:
-            raise TemplateError(f"chat template: can't be compiled: {one_line(error)}") from error
+            raise TemplateError(f"chat template: it can't be compiled: {one_line(error)}") from error
         self.literals = frozenset(rewriter.literals)
 
     def run(self, variables: Mapping[str, object], input_size: int) -> str:
@@ -65,8 +66,9 @@ class Program:
         except RaisedByTemplate as error:
             raise TemplateError(f"the chat template refuses these messages: {one_line(error)}") from error
         except Exception as error:  # it is someone else's program: anything may come out of it
-            reason = one_line(error) or type(error).__name__
-            raise TemplateError(f"chat template{_line_of(error)}: {reason}") from error
+            message = f"chat template{_line_of(error)}: {one_line(error) or type(error).__name__}"
+            clear_frames(error.__traceback__)  # its values would live on in cycles until the next garbage collection
+            raise TemplateError(message) from error
         finally:
             cost.stop(running)
 
@@ -86,25 +88,28 @@ class Generation(Extension):
         return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True)).set_lineno(line)
 
 
-_TEXT_METHODS = frozenset(
-    "capitalize casefold center count endswith find format index isalnum isalpha isascii isdecimal isdigit isidentifier islower "
-    "isnumeric isprintable isspace istitle isupper join ljust lower lstrip partition removeprefix removesuffix replace rfind "
-    "rindex rjust rpartition rsplit rstrip split splitlines startswith strip swapcase title upper zfill".split()
-)
+_UNBOUNDED = frozenset({"encode", "expandtabs", "maketrans", "striptags", "translate", "unescape"})
+"""Methods of texts that make much out of little, or that no template needs."""
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
-    """The environment that the compiled template calls for everything it does."""
+    """The environment that the compiled template asks for everything it does."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
     def __init__(self, now: Callable[[], datetime]) -> None:
         """Nothing but what is listed here can be named in a template."""
         super().__init__(
-            trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols], finalize=_emitted, cache_size=0
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[Generation, loopcontrols],
+            finalize=_accounted,
+            cache_size=0,
         )
         self.filters = {name: metered(function) for name, function in FILTERS.items()}
-        self.tests = {name: metered(function) for name, function in self.tests.items()}
+        # what the rewriter puts into the template; they count by themselves
+        self.filters |= {"turn": _turn, "made": _accounted, "joined": _joined, "unmarked": unmarked}
+        self.tests = {name: metered(function) for name, function in TESTS.items()}
         self.globals = {
             "range": self.globals["range"],  # Jinja's: at most 100,000 items
             "joiner": self.globals["joiner"],
@@ -116,9 +121,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         """On top of Jinja's rules: of texts only the methods that `call` can bound, of numbers none."""
-        if isinstance(obj, str):
-            return attr in _TEXT_METHODS
-        if isinstance(obj, int | float | bytes | GeneratorType | type):
+        if isinstance(obj, int | float | bytes | GeneratorType | type) or (isinstance(obj, str) and attr in _UNBOUNDED):
             return False
         return super().is_safe_attribute(obj, attr, value)
 
@@ -157,30 +160,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
             meter().fit(len(left) + len(right))
         return meter().account(super().call_binop(context, operator, left, right))
 
-    # The rewriter puts calls of these into the template.
-
-    def turn(self, written: int) -> bool:
-        """One turn of a loop whose body writes that many characters of literal text."""
-        meter().tick(written)
-        return True
-
-    def made(self, container: Any) -> Any:
-        """A list, tuple or dict that was written down; `call` accounts for what it returns."""
-        return container
-
-    def joined(self, *parts: Any) -> str:
-        """The `~` operator."""
-        meter().expanded(parts)
-        return "".join(map(str, parts))
-
-    def unmarked(self, value: Any) -> Any:
-        """A side of a comparison."""
-        return unmarked(value)
-
 
 def one_line(text: object) -> str:
     """The words of a message, without line breaks, and not endless."""
-    return unmarked(" ".join(str(text).split())[:300])
+    return str(unmarked(" ".join(str(text).split())[:300]))
 
 
 def _line_of(error: BaseException) -> str:
@@ -194,12 +177,25 @@ def _line_of(error: BaseException) -> str:
     return f", line {line}" if line else ""
 
 
-def _emitted(value: Any) -> Any:
+def _raise_exception(message: object = "") -> None:
+    raise RaisedByTemplate(message)
+
+
+def _accounted(value: Any) -> Any:
+    """What is written to the output, and each container that is written down."""
     return meter().account(value)
 
 
-def _raise_exception(message: object = "") -> None:
-    raise RaisedByTemplate(message)
+def _turn(written: int) -> bool:
+    """One turn of a loop whose body writes that many characters of literal text."""
+    meter().tick(written)
+    return True
+
+
+def _joined(*parts: Any) -> str:
+    """The `~` operator."""
+    meter().tick(meter().expanded(parts))
+    return "".join(map(str, parts))
 
 
 def _fit_method(name: str, text: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -211,7 +207,10 @@ def _fit_method(name: str, text: str, args: tuple[Any, ...], kwargs: Mapping[str
         cost.fit_join(text, args[0])
     elif name in ("center", "ljust", "rjust", "zfill") and args and isinstance(args[0], int):
         meter().fit(args[0])
-    elif name.startswith("r") or name.endswith("strip"):
+    else:
         for wanted in (*args, *kwargs.values()):
-            cost.fit_search(text, wanted)
+            if name.endswith("split"):
+                cost.fit_split(text, wanted)
+            if name.startswith("r") or name.endswith("strip"):
+                cost.fit_search(text, wanted)
     return args

@@ -56,9 +56,10 @@ class ControlTokens:
         return [piece for piece in (*pieces, Segment(text[done:])) if piece.text]
 
     def frames(self, literals: Iterable[str]) -> dict[str, set[str]]:
-        """Tokens that begin with the end of a literal and end with the beginning of one, by the word between the two."""
+        """Tokens that begin as a literal ends and end as a literal begins, by the word missing between the two."""
         longest = max(self._lengths, default=0)
-        ends, starts = set(), set()
+        ends: set[str] = set()
+        starts: set[str] = set()
         for literal in literals:
             ends.update(literal[-size:] for size in range(1, min(longest, len(literal) + 1)))
             starts.update(literal[:size] for size in range(1, min(longest, len(literal) + 1)))
@@ -71,7 +72,7 @@ class ControlTokens:
         return frames
 
     def broken(self, text: str, whole: bool = False) -> str:
-        """Input text in which none of these tokens can be read, not even together with text around it unless it is `whole`."""
+        """Input text in which no token can be read, nor, unless it is `whole`, a part of one at its ends."""
         places: set[int] = set()
         for token in self.texts:
             at = text.find(token)

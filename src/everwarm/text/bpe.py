@@ -1,0 +1,88 @@
+"""Byte-level byte pair encoding (`tokenizer.ggml.model` = gpt2).
+
+In: text without special tokens. Out: token ids; and for each token, the bytes that it stands for.
+
+The text is cut into words (`words`); the bytes of a word, written as 256 printable characters, are merged pair by pair,
+best rank first, by the Rust code of `tokenizers`. The same words return all the time, so their ids are remembered.
+
+Text never becomes a control or unknown token. If the vocabulary lacks a token for a byte (SmolLM2's lacks some control
+characters), that byte is dropped: the model has no way to say it.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from tokenizers import models
+
+from everwarm.errors import TokenizerError
+from everwarm.text.pretokenizers import PreTokenizer
+from everwarm.text.vocabulary import Kind, Vocabulary
+from everwarm.text.words import WordSplitter
+
+_REMEMBERED_WORDS = 1 << 16
+_LONGEST_REMEMBERED = 32
+
+
+def _byte_alphabet() -> str:
+    """The character for each byte: itself if it is printable Latin-1, else the next free one from U+0100 on."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return "".join(chr(byte if byte in printable else next(others)) for byte in range(256))
+
+
+BYTE_ALPHABET = _byte_alphabet()
+_BYTE_OF_CHARACTER = {character: bytes([byte]) for byte, character in enumerate(BYTE_ALPHABET)}
+
+
+class BytePairEncoder:
+    """Encodes text with one vocabulary and its merges."""
+
+    def __init__(self, vocabulary: Vocabulary, merges: Sequence[str], pre: PreTokenizer) -> None:
+        self._splitter = WordSplitter(pre.patterns)
+        self._size = len(vocabulary.texts)
+        self._model = _build_model(vocabulary, merges, pre.ignore_merges)
+        self._remembered = lru_cache(_REMEMBERED_WORDS)(self._merge)
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of `text`, which must hold no surrogates."""
+        ids: list[int] = []
+        for word in self._splitter.split(text):
+            ids.extend(self._remembered(word) if len(word) <= _LONGEST_REMEMBERED else self._merge(word))
+        return ids
+
+    def piece_bytes(self, text: str) -> bytes:
+        """What a normal token stands for. Characters outside the byte alphabet stand for themselves."""
+        alphabet = _BYTE_OF_CHARACTER
+        return b"".join(alphabet.get(c) or c.encode("utf-8", "surrogateescape") for c in text)
+
+    def _merge(self, word: str) -> tuple[int, ...]:
+        characters = word.encode("utf-8").decode("latin-1").translate(BYTE_ALPHABET)
+        return tuple(token.id for token in self._model.tokenize(characters) if token.id < self._size)
+
+
+def _build_model(vocabulary: Vocabulary, merges: Sequence[str], ignore_merges: bool) -> models.BPE:
+    ids = dict(vocabulary.ids)
+    ranked = dict.fromkeys(merges)  # of equal merges the first counts; `tokenizers` would take the last
+    for text in vocabulary.of_kind(Kind.CONTROL, Kind.UNKNOWN):
+        del ids[text]
+        for at in range(1, len(text)):
+            ranked.pop(f"{text[:at]} {text[at:]}", None)
+    # A byte without a token must still keep its neighbours apart: it gets an id beyond the vocabulary, dropped later.
+    for character in BYTE_ALPHABET:
+        ids.setdefault(character, len(vocabulary.texts) + ord(character))
+    pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in ranked)]
+    try:
+        return models.BPE(ids, pairs, cache_capacity=0, ignore_merges=ignore_merges)
+    except Exception:
+        # It says little about what it dislikes. Leave out texts that were no UTF-8, and merges that make no token.
+        ids = {text: id_ for text, id_ in ids.items() if _is_valid(text)}
+        pairs = [(left, right) for left, right in pairs if left in ids and right in ids and left + right in ids]
+    try:
+        return models.BPE(ids, pairs, cache_capacity=0, ignore_merges=ignore_merges)
+    except Exception as error:
+        raise TokenizerError(f"tokenizer.ggml.merges: {error}") from error
+
+
+def _is_valid(text: str) -> bool:
+    """False for a text that was no UTF-8 in the file: no word can contain it."""
+    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)

@@ -1,0 +1,106 @@
+"""SentencePiece's byte pair encoding (`tokenizer.ggml.model` = llama): Llama 2, Mistral, Phi-3, Gemma.
+
+In: text without special tokens. Out: token ids; and for each token, the bytes that it stands for.
+
+Spaces are written as U+2581. Two neighbours merge if together they are a token; the one with the best score goes first,
+the leftmost of equals. A character that ends up as no token is spelled in byte tokens.
+
+A merge can cross the place between two characters only if some token contains these two in a row. So text is cut before
+each U+2581 whose left neighbour stands before a U+2581 in no token: mostly, into words. That changes no id, and the same
+words return all the time, so their ids are remembered.
+
+Text never becomes a control or unknown token, even where llama.cpp's merges would assemble one.
+"""
+
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+from heapq import heapify, heappop, heappush
+
+from everwarm.errors import TokenizerError
+from everwarm.text.vocabulary import Kind, Vocabulary
+
+_SPACE = "\u2581"
+_REMEMBERED_WORDS = 1 << 16
+_LONGEST_REMEMBERED = 32
+
+
+class SentencePiece:
+    """Encodes text with one vocabulary and its scores."""
+
+    def __init__(self, vocabulary: Vocabulary, scores: list[float]) -> None:
+        self._ids = dict(vocabulary.ids)
+        for text in vocabulary.of_kind(Kind.CONTROL, Kind.UNKNOWN, Kind.BYTE):
+            del self._ids[text]
+        self._scores = scores
+        self._byte_ids = _byte_ids(vocabulary)
+        self._cut = _word_boundary(self._ids)
+        self._remembered = lru_cache(_REMEMBERED_WORDS)(self._merge)
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of `text`, which must hold no surrogates."""
+        ids: list[int] = []
+        for word in self._cut.split(text.replace(" ", _SPACE)):
+            ids.extend(self._remembered(word) if len(word) <= _LONGEST_REMEMBERED else self._merge(word))
+        return ids
+
+    def piece_bytes(self, text: str) -> bytes:
+        """What a normal token stands for."""
+        return text.replace(_SPACE, " ").encode("utf-8", "surrogateescape")
+
+    def _merge(self, word: str) -> tuple[int, ...]:
+        token, scores, size = self._ids.get, self._scores, len(word)
+        # Symbols are stretches of the word, named by where they start. ends[i] is where symbol i ends, 0 once it is
+        # part of another; before[i] is the symbol to its left.
+        ends = list(range(1, size + 1))
+        before = list(range(-1, size - 1))
+
+        heap = []  # (minus score, start of the left symbol, end of the right one)
+        for start in range(size - 1):
+            if (id_ := token(word[start : start + 2])) is not None:
+                heap.append((-scores[id_], start, start + 2))
+        heapify(heap)
+
+        while heap:
+            _, left, end = heappop(heap)
+            right = ends[left]
+            if not right or right >= end or ends[right] != end:
+                continue  # one of the two has merged with another since
+            ends[left], ends[right] = end, 0
+            if end < size:
+                before[end] = left
+                if (id_ := token(word[left : ends[end]])) is not None:
+                    heappush(heap, (-scores[id_], left, ends[end]))
+            if left and (id_ := token(word[before[left] : end])) is not None:
+                heappush(heap, (-scores[id_], before[left], end))
+
+        ids: list[int] = []
+        start = 0
+        while start < size:
+            symbol = word[start : ends[start]]
+            start = ends[start]
+            if (id_ := token(symbol)) is not None:
+                ids.append(id_)
+            else:
+                ids.extend(self._byte_ids[byte] for byte in symbol.encode("utf-8"))
+        return tuple(ids)
+
+
+def _word_boundary(texts: Iterable[str]) -> re.Pattern[str]:
+    """The empty place before a space that no token reaches across."""
+    with_space_inside = [text for text in texts if text.find(_SPACE, 1) > 0]
+    joining = {text[at - 1] for text in with_space_inside for at in range(1, len(text)) if text[at] == _SPACE}
+    left = "".join(re.escape(character) for character in sorted(joining))
+    return re.compile(f"(?<=[^{left}])(?={_SPACE})" if left else f"(?<=.)(?={_SPACE})", re.DOTALL)
+
+
+def _byte_ids(vocabulary: Vocabulary) -> list[int]:
+    """The token for each byte: `<0x..>`, else the character itself, else the unknown token."""
+    ids = []
+    for byte in range(256):
+        names = [f"<0x{byte:02X}>", *([chr(byte)] if byte < 0x80 else [])]
+        id_ = next((vocabulary.ids[name] for name in names if name in vocabulary.ids), vocabulary.unknown_id)
+        if id_ is None:
+            raise TokenizerError(f"tokenizer.ggml.tokens: no token for byte 0x{byte:02X}, and no unknown token either")
+        ids.append(id_)
+    return ids

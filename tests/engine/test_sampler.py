@@ -1,0 +1,155 @@
+"""The sampler against definitions written out, and its promise: same seed, same choice, whatever else is going on."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from everwarm.engine.sampler import Sampler, log_softmax, uniform
+from everwarm.engine.sampling import Sampling
+from everwarm.errors import RequestError
+
+LOGITS = np.array([1.0, 3.0, 2.0, -1.0, 3.0, 0.5], np.float32)
+
+
+def draw(count: int, logits: np.ndarray = LOGITS, **sampling: object) -> list[int]:
+    """First choices of `count` seeds."""
+    return [
+        Sampler(Sampling(seed=seed, **sampling), [], len(logits)).sample(logits).token  # type: ignore[arg-type]
+        for seed in range(count)
+    ]
+
+
+def test_greedy_takes_the_most_likely_and_of_equals_the_first() -> None:
+    assert Sampler(Sampling(), [], 6).sample(LOGITS).token == 1
+
+
+def test_temperature_one_draws_from_the_models_distribution() -> None:
+    found = Counter(draw(20000, temperature=1.0))
+    expected = np.exp(log_softmax(LOGITS))
+    np.testing.assert_allclose([found[i] / 20000 for i in range(6)], expected, atol=0.015)
+
+
+def test_a_tiny_temperature_is_nearly_greedy_and_never_overflows() -> None:
+    assert set(draw(50, temperature=1e-30)) <= {1, 4}
+
+
+def test_top_k_keeps_exactly_k() -> None:
+    assert set(draw(500, temperature=5.0, top_k=3)) == {1, 4, 2}
+    assert set(draw(50, temperature=5.0, top_k=1)) == {1}  # of two equal ones, the smaller id
+    assert set(draw(2000, temperature=5.0, top_k=100)) == set(range(6))
+
+
+def test_top_p_keeps_the_fewest_that_reach_it() -> None:
+    # 0.384, 0.384, 0.141, ...: two reach 0.7, three reach 0.8
+    assert set(draw(500, temperature=1.0, top_p=0.7)) == {1, 4}
+    assert set(draw(500, temperature=1.0, top_p=0.8)) == {1, 4, 2}
+    assert set(draw(50, temperature=1.0, top_p=1e-9)) == {1}
+
+
+def test_top_p_is_a_share_of_what_top_k_left() -> None:
+    assert set(draw(500, temperature=1.0, top_k=3, top_p=0.83)) == {1, 4}
+
+
+def test_min_p_is_relative_to_the_best() -> None:
+    assert set(draw(500, temperature=1.0, min_p=0.3)) == {1, 4, 2}
+    assert set(draw(500, temperature=1.0, min_p=0.5)) == {1, 4}
+
+
+def test_top_p_over_a_flat_distribution_of_many_tokens() -> None:
+    flat = np.zeros(5000, np.float32)
+    assert max(draw(300, flat, temperature=1.0, top_p=0.5)) < 2500
+    assert max(draw(300, flat, temperature=1.0, top_p=0.999)) > 2500
+
+
+@given(st.lists(st.floats(-20, 20, width=32), min_size=2, max_size=400), st.floats(0.05, 0.999))
+def test_top_p_equals_its_definition(values: list[float], top_p: float) -> None:
+    from everwarm.engine.sampler import _keep
+
+    logits = np.asarray(values, np.float64) - max(values)
+    ids, _ = _keep(logits, Sampling(temperature=1.0, top_p=top_p))
+    order = sorted(range(len(values)), key=lambda i: (-logits[i], i))
+    probabilities = np.exp(logits) / np.exp(logits).sum()
+    assert ids.tolist() == order[: len(ids)]
+    assert probabilities[ids].sum() >= top_p - 1e-9
+    assert probabilities[ids[:-1]].sum() < top_p + 1e-9
+
+
+def test_repetition_penalty_counts_prompt_and_answer_presence_the_answer_only() -> None:
+    logits = np.array([2.0, 1.9, -1.0, -1.1], np.float32)
+    sampler = Sampler(Sampling(repetition_penalty=2.0), [0], 4)
+    assert [sampler.sample(logits).token for _ in range(2)] == [1, 0]  # 0 was in the prompt; then both are halved
+    negative = Sampler(Sampling(repetition_penalty=2.0), [2, 0, 1], 4)
+    assert negative.sample(np.array([-9, -9, -1.0, -1.1], np.float32)).token == 3  # a negative logit gets more negative
+    presence = Sampler(Sampling(presence_penalty=0.5), [0], 4)
+    assert [presence.sample(logits).token for _ in range(4)] == [0, 1, 0, 0]
+    frequency = Sampler(Sampling(frequency_penalty=0.5), [0], 4)
+    assert [frequency.sample(logits).token for _ in range(4)] == [0, 1, 0, 1]
+
+
+def test_logit_bias_forbids_and_forces() -> None:
+    assert Sampler(Sampling(logit_bias={1: float("-inf")}), [], 6).sample(LOGITS).token == 4
+    assert Sampler(Sampling(logit_bias={3: 100.0}), [], 6).sample(LOGITS).token == 3
+    with pytest.raises(RequestError, match="token 6 is not in the vocabulary of 6"):
+        Sampler(Sampling(logit_bias={6: 1.0}), [], 6)
+    with pytest.raises(RequestError, match="every token"):
+        Sampler(Sampling(logit_bias=dict.fromkeys(range(6), float("-inf"))), [], 6).sample(LOGITS)
+
+
+def test_log_probabilities_are_the_models_own() -> None:
+    choice = Sampler(Sampling(temperature=2.0, top_k=1, logit_bias={3: 100.0}, top_logprobs=2), [], 6).sample(LOGITS)
+    expected = log_softmax(LOGITS)
+    assert choice.token == 3
+    assert choice.logprob == expected[3]
+    assert [token for token, _ in choice.top_logprobs] == [1, 4]
+    np.testing.assert_allclose(np.exp(expected).sum(), 1)
+
+
+def test_same_seed_same_choices() -> None:
+    rng = np.random.default_rng(0)
+    rows = rng.standard_normal((50, 100)).astype(np.float32)
+
+    def run(seed: int | None) -> list[int]:
+        sampler = Sampler(Sampling(temperature=1.0, seed=seed), [], 100)
+        return [sampler.sample(row).token for row in rows]
+
+    assert run(7) == run(7)
+    assert run(7) != run(8)
+    assert run(None) != run(None)
+
+
+def test_draws_are_uniform_and_will_not_change() -> None:
+    values = np.array([uniform(seed, index) for seed in range(100) for index in range(100)])
+    assert 0 <= values.min() < values.max() < 1
+    assert abs(values.mean() - 0.5) < 0.01
+    assert abs(values.var() - 1 / 12) < 0.005
+    assert [uniform(0, 0), uniform(2**64 - 1, 5)] == PINNED
+
+
+PINNED = [0.5744863976557276, 0.3184875416932659]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", float("nan")),
+        ("temperature", float("inf")),
+        ("top_k", -1),
+        ("top_p", 0.0),
+        ("top_p", 1.1),
+        ("min_p", -0.1),
+        ("min_p", 2.0),
+        ("repetition_penalty", 0.0),
+        ("presence_penalty", float("nan")),
+        ("seed", -1),
+        ("seed", 2**64),
+        ("top_logprobs", -1),
+        ("logit_bias", {0: float("nan")}),
+    ],
+)
+def test_impossible_values_are_refused_by_name(field: str, value: object) -> None:
+    with pytest.raises(RequestError, match=field):
+        Sampling(**{field: value})  # type: ignore[arg-type]

@@ -1,0 +1,62 @@
+"""The golden files `tests/golden/tokens/*.json.xz`: what llama.cpp made of every nasty string, as digests.
+
+A digest names the string that has changed, which is enough: llama.cpp can be asked for its ids again (`make_tokens.py`).
+"""
+
+import hashlib
+import json
+import lzma
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from text.nasty import nasty_strings
+
+FOLDER = Path(__file__).parent / "tokens"
+DIGEST_BYTES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Golden:
+    """The metadata of a vocabulary (empty if it is to be found elsewhere) and, by mode, digests of all strings' ids."""
+
+    family: str
+    metadata: dict[str, Any]
+    digests: dict[str, list[str]]
+
+
+def digests(all_ids: Iterable[list[int]]) -> list[str]:
+    return [hashlib.blake2b(array("I", ids).tobytes(), digest_size=DIGEST_BYTES).hexdigest() for ids in all_ids]
+
+
+def write(golden: Golden) -> None:
+    data = {
+        "strings": _corpus(),
+        "metadata": golden.metadata,
+        "digests": {mode: "".join(values) for mode, values in golden.digests.items()},
+    }
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    (FOLDER / f"{golden.family}.json.xz").write_bytes(lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME))
+
+
+def read(family: str) -> Golden:
+    data = json.loads(lzma.decompress((FOLDER / f"{family}.json.xz").read_bytes()))
+    assert data["strings"] == _corpus(), "nasty strings have changed: run tests/golden/make_tokens.py again"
+    step = 2 * DIGEST_BYTES
+    split = {mode: [text[at : at + step] for at in range(0, len(text), step)] for mode, text in data["digests"].items()}
+    return Golden(family, data["metadata"], split)
+
+
+@cache
+def deviations(family: str, mode: str) -> dict[str, str]:
+    """Strings on which we differ from llama.cpp on purpose, and why."""
+    known = json.loads((FOLDER.parent / "token_deviations.json").read_text(encoding="utf-8"))
+    found: dict[str, str] = known.get(family, {}).get(mode, {})
+    return found
+
+
+def _corpus() -> str:
+    return hashlib.blake2b("\0\0".join(nasty_strings()).encode(), digest_size=8).hexdigest()

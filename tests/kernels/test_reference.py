@@ -1,0 +1,48 @@
+"""Single operations of the NumPy backend at their edges; as a whole it is tested through the transformer."""
+
+import numpy as np
+import pytest
+
+from everwarm.kernels import reference as ops
+
+
+def test_silu_gate_of_extreme_values_is_finite() -> None:
+    gate = np.array([-1e4, -100, 0, 100, 1e4], np.float32)
+    np.testing.assert_allclose(ops.silu_gate(gate, np.ones(5, np.float32)), [0, 0, 0, 100, 1e4], atol=1e-30)
+
+
+def test_rms_norm_of_zeros_is_zero() -> None:
+    assert not ops.rms_norm(np.zeros((1, 8), np.float32), np.ones(8, np.float32), 1e-5).any()
+
+
+def test_attention_in_several_steps_is_attention_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    q, keys, values = (rng.standard_normal(shape).astype(np.float32) for shape in ((40, 6, 8), (2, 50, 8), (2, 50, 8)))
+    for window in (None, 7):
+        whole = ops.attention(q, keys, values, 10, 0.3, window)
+        monkeypatch.setattr(ops, "_SCORE_BYTES", 4 * 6 * 50 * 3)
+        np.testing.assert_allclose(ops.attention(q, keys, values, 10, 0.3, window), whole, atol=1e-6)
+        monkeypatch.undo()
+
+
+def test_half_of_a_head_may_stay_unrotated() -> None:
+    x = np.ones((3, 2, 8), np.float32)
+    table = ops.rotary_table(np.array([1.0, 0.5], np.float32), 1.0, np.arange(3, dtype=np.int32))
+    for pairing in ("adjacent", "halves"):
+        turned = ops.rotate(x.copy(), table, pairing)
+        assert (turned[..., 4:] == 1).all()
+        assert (turned[0] == 1).all()
+        np.testing.assert_allclose(np.square(turned[..., :4]).sum(-1), 4, rtol=1e-6)
+
+
+def test_kv_grows_to_its_capacity_and_keeps_what_it_holds() -> None:
+    kv = ops.KV(layers=1, kv_heads=1, head_dim=2, capacity=1000)
+    for position in range(0, 1000, 10):
+        rows = np.full((10, 1, 2), position, np.float32)
+        keys, values = kv.append(0, rows, -rows)
+        kv.advance(10)
+    assert keys.shape == (1, 1000, 2)
+    assert (keys[0, :, 0] == np.arange(1000) // 10 * 10).all()
+    assert (values == -keys).all()
+    with pytest.raises(AssertionError):
+        kv.append(0, rows, rows)

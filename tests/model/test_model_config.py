@@ -1,0 +1,74 @@
+"""What a file's metadata must say, and what it may not."""
+
+import pytest
+
+from everwarm.errors import ModelError
+from everwarm.model.config import read_config
+
+LLAMA: dict[str, object] = {
+    "general.architecture": "llama",
+    "llama.block_count": 2,
+    "llama.context_length": 128,
+    "llama.embedding_length": 64,
+    "llama.feed_forward_length": 96,
+    "llama.attention.head_count": 4,
+    "llama.attention.layer_norm_rms_epsilon": 1e-5,
+}
+
+
+def read(**changes: object):  # noqa: ANN201
+    metadata = LLAMA | {"llama." + key.replace("__", "."): value for key, value in changes.items()}
+    return read_config({key: value for key, value in metadata.items() if value is not None}, 100)  # type: ignore[arg-type]
+
+
+def test_defaults_follow_the_format() -> None:
+    config = read()
+    assert (config.kv_heads, config.head_dim, config.rope.dims, config.rope.base) == (4, 16, 16, 10000.0)
+    assert config.rope.scaling == "none"
+    assert config.window is None
+
+
+def test_old_name_of_linear_scaling() -> None:
+    rope = read(rope__scale_linear=2.0).rope
+    assert (rope.scaling, rope.factor) == ("linear", 2.0)
+
+
+def test_one_value_per_layer_is_fine_if_all_are_equal() -> None:
+    assert read(attention__head_count_kv=[2, 2]).kv_heads == 2
+    with pytest.raises(ModelError, match="head_count_kv differs between layers"):
+        read(attention__head_count_kv=[2, 4])
+
+
+def test_an_unknown_architecture_is_named_and_the_known_are_listed() -> None:
+    with pytest.raises(ModelError, match=r"'mamba' is not supported; supported are llama, qwen2"):
+        read_config({"general.architecture": "mamba"}, 100)
+
+
+def test_a_file_without_a_model() -> None:
+    with pytest.raises(ModelError, match=r"general\.architecture is missing"):
+        read_config({}, 100)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"block_count": None}, r"llama\.block_count is missing"),
+        ({"block_count": 0}, r"llama\.block_count = 0: must be at least 1"),
+        ({"block_count": "two"}, r"llama\.block_count = 'two': expected int"),
+        ({"embedding_length": -64}, "must be at least 1"),
+        ({"attention__head_count_kv": 3}, "4 attention heads can't be shared by 3"),
+        ({"attention__layer_norm_rms_epsilon": None}, "layer_norm_rms_epsilon is missing"),
+        ({"attention__value_length": 8}, "value_length 8 differs from key_length 16"),
+        ({"expert_count": 8}, "mixtures of experts"),
+        ({"attention__causal": False}, "causal"),
+        ({"rope__dimension_count": 15}, "must be even and at most the head's 16"),
+        ({"rope__dimension_count": 32}, "must be even and at most the head's 16"),
+        ({"rope__scaling__type": "longrope"}, "'longrope' is not supported"),
+        ({"rope__freq_base": 0.0}, "must be positive"),
+        ({"rope__freq_base": float("nan")}, "must be positive"),
+        ({"rope__scaling__factor": -1.0}, "must be positive"),
+    ],
+)
+def test_bad_metadata_is_named(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        read(**changes)

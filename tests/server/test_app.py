@@ -1,0 +1,80 @@
+"""The server through real HTTP, as a client sees it."""
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import uvicorn
+from tiny import Tiny
+
+import everwarm
+from everwarm.server.app import create_app
+
+HELLO = {"messages": [{"role": "user", "content": "Hi"}], "temperature": 0, "max_tokens": 5}
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    path = tmp_path_factory.mktemp("server") / "tiny.gguf"
+    Tiny().write(path)
+    with everwarm.load(path) as llm, socket.create_server(("127.0.0.1", 0)) as listener:
+        server = uvicorn.Server(uvicorn.Config(create_app(llm, "tiny"), log_level="warning", ws="none"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        while not server.started:
+            time.sleep(0.01)
+        with httpx.Client(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}", timeout=60) as client:
+            yield client
+        server.should_exit = True
+        thread.join()
+
+
+def test_health_and_models(client: httpx.Client) -> None:
+    assert client.get("/health").json() == {"status": "ok", "model": "tiny"}
+    assert client.get("/v1/models").json()["data"][0]["id"] == "tiny"
+
+
+def test_an_answer_and_its_usage(client: httpx.Client) -> None:
+    answer = client.post("/v1/chat/completions", json=HELLO).json()
+    assert answer["object"] == "chat.completion"
+    assert answer["choices"][0]["message"]["role"] == "assistant"
+    assert answer["usage"]["completion_tokens"] <= 5
+    assert answer["choices"][0]["finish_reason"] in ("stop", "length")
+
+
+def test_a_stream_spells_the_same_answer(client: httpx.Client) -> None:
+    whole = client.post("/v1/chat/completions", json=HELLO).json()["choices"][0]
+    lines = client.post("/v1/chat/completions", json=HELLO | {"stream": True}).text.split("\n\n")
+    assert lines[-2:] == ["data: [DONE]", ""]
+    choices = [json.loads(line.removeprefix("data: "))["choices"][0] for line in lines[:-2]]
+    assert choices[0]["delta"]["role"] == "assistant"
+    assert "".join(choice["delta"].get("content", "") for choice in choices) == whole["message"]["content"]
+    assert [choice["finish_reason"] for choice in choices][-1] == whole["finish_reason"]
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"temperature": -1}, "temperature"),
+        ({"messages": []}, "messages"),
+        ({"messages": "Hi"}, "messages"),
+        ({"messages": [{"role": "user", "content": "x" * 500}]}, "context"),
+        ({"max_tokens": -3}, "max_tokens"),
+        ({"logprobs": True}, "logprobs"),
+    ],
+)
+def test_a_bad_request_is_a_400_in_openais_shape(client: httpx.Client, change: dict[str, object], named: str) -> None:
+    response = client.post("/v1/chat/completions", json=HELLO | change)
+    assert response.status_code == 400
+    assert named in response.json()["error"]["message"]
+
+
+def test_what_is_no_json_is_a_400(client: httpx.Client) -> None:
+    response = client.post("/v1/chat/completions", content=b"{", headers={"Content-Type": "application/json"})
+    assert response.status_code == 400
+    assert "error" in response.json()
