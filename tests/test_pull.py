@@ -190,13 +190,15 @@ def start(entry: Entry, home: Path, stop: str = "") -> "subprocess.Popen[str]":
     )
 
 
-@pytest.mark.parametrize("stage", ["download", "extract"])
-def test_what_a_killed_pull_leaves_is_no_model_and_goes_with_the_next(tiny, home, stage):
+@pytest.mark.parametrize(
+    ("stage", "deadly"), [("download", signal.SIGKILL), ("download", signal.SIGTERM), ("extract", signal.SIGKILL)]
+)
+def test_what_a_killed_pull_leaves_is_no_model_and_goes_with_the_next(tiny, home, stage, deadly):
     with start(tiny, home, stop=stage) as process:
         assert process.stdout is not None
         while process.stdout.readline().strip() != stage:
             pass
-        process.kill()
+        process.send_signal(deadly)
     assert len(leftovers(home)) == 1
     assert pulled(home) == []
     assert fetch(tiny, home).read_bytes() == CONTENT

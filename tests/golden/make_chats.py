@@ -1,13 +1,14 @@
 """Renders conversations through transformers, for chat templates in a directory, into chats.json.xz beside this file.
 
-    python tests/golden/make_chats.py TEMPLATES [--all]
+    python tests/golden/make_chats.py TEMPLATES [OUT --all]
 
-needs transformers, and a directory of *.jinja files (llama.cpp has one: models/templates). Only templates of models under a
-permissive licence are taken; --all takes every file, to look for mismatches by hand.
+needs transformers, and a directory of *.jinja files (llama.cpp has one: models/templates). Only templates of models
+under a permissive licence are taken; --all takes every file, to look for mismatches by hand.
 
-Where a template can't read a conversation as it stands, it is put into the next form: arguments of tool calls as object or text,
-content as parts or text, content of a message that only calls tools as null or empty. What is expected is the first form of which
-most comes out, without a trace of Python or JSON where text should be; if none renders, the conversation must be refused.
+Where a template can't read a conversation as it stands, it is put into the next form: arguments of tool calls as
+object or text, content as parts or text, content of a message that only calls tools as null or empty. What is
+expected is the first form of which most comes out, without a trace of Python or JSON where text should be; if none
+renders, the conversation must be refused.
 """
 
 import copy
@@ -20,14 +21,38 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-PERMISSIVE = """
-Apertus-8B-Instruct Bielik-11B-v3.0-Instruct ByteDance-Seed-OSS GLM-4.6 GLM-4.7-Flash GigaChat3-10B-A1.8B
-HuggingFaceTB-SmolLM3-3B MiMo-VL MiniMax-M2 Mistral-Small-3.2-24B-Instruct-2506 Qwen-QwQ-32B Qwen-Qwen2.5-7B-Instruct
-Qwen-Qwen3-0.6B Qwen3-Coder Qwen3.5-4B StepFun3.5-Flash deepseek-ai-DeepSeek-R1-Distill-Qwen-32B deepseek-ai-DeepSeek-V3.1
-deepseek-ai-DeepSeek-V3.2 google-gemma-4-31B-it ibm-granite-granite-3.3-2B-Instruct ibm-granite-granite-4.0
-llama-cpp-deepseek-r1 llama-cpp-rwkv-world microsoft-Phi-3.5-mini-instruct mistralai-Ministral-3-14B-Reasoning-2512
-mistralai-Mistral-Nemo-Instruct-2407 moonshotai-Kimi-K2 openai-gpt-oss-120b unsloth-Apriel-1.5
-""".split()
+PERMISSIVE = {
+    "Apertus-8B-Instruct",
+    "Bielik-11B-v3.0-Instruct",
+    "ByteDance-Seed-OSS",
+    "GLM-4.6",
+    "GLM-4.7-Flash",
+    "GigaChat3-10B-A1.8B",
+    "HuggingFaceTB-SmolLM3-3B",
+    "MiMo-VL",
+    "MiniMax-M2",
+    "Mistral-Small-3.2-24B-Instruct-2506",
+    "Qwen-QwQ-32B",
+    "Qwen-Qwen2.5-7B-Instruct",
+    "Qwen-Qwen3-0.6B",
+    "Qwen3-Coder",
+    "Qwen3.5-4B",
+    "StepFun3.5-Flash",
+    "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B",
+    "deepseek-ai-DeepSeek-V3.1",
+    "deepseek-ai-DeepSeek-V3.2",
+    "google-gemma-4-31B-it",
+    "ibm-granite-granite-3.3-2B-Instruct",
+    "ibm-granite-granite-4.0",
+    "llama-cpp-deepseek-r1",
+    "llama-cpp-rwkv-world",
+    "microsoft-Phi-3.5-mini-instruct",
+    "mistralai-Ministral-3-14B-Reasoning-2512",
+    "mistralai-Mistral-Nemo-Instruct-2407",
+    "moonshotai-Kimi-K2",
+    "openai-gpt-oss-120b",
+    "unsloth-Apriel-1.5",
+}
 
 NOW = datetime(2024, 2, 29, 13, 5)
 BOS, EOS = "<|beginning|>", "<|ending|>"
@@ -91,7 +116,13 @@ CONVERSATIONS: dict[str, dict[str, Any]] = {
     "user": {"messages": [say("user", "Hello")]},
     "turns": {"messages": [SYSTEM, say("user", "Hi"), say("assistant", "Hello."), say("user", "Why?")]},
     "no prompt": {"messages": [SYSTEM, say("user", "Hi"), say("assistant", "Hello.")], "add_generation_prompt": False},
-    "unicode": {"messages": [say("user", "  Grüße 👩‍🚀 <b>&amp;</b> \"'\\ \t {{ x }}\n\n"), say("assistant", "日本"), say("user", "é")]},
+    "unicode": {
+        "messages": [
+            say("user", "  Grüße 👩‍🚀 <b>&amp;</b> \"'\\ \t {{ x }}\n\n"),
+            say("assistant", "日本"),
+            say("user", "é"),
+        ]
+    },
     "two users": {"messages": [say("user", "One"), say("user", "Two")]},
     "tools": {"messages": [SYSTEM, ASK], "tools": [WEATHER, SUM]},
     "tool turn": {"messages": [*ANSWERED, say("user", "Thanks")], "tools": [WEATHER]},
@@ -110,8 +141,13 @@ CONVERSATIONS: dict[str, dict[str, Any]] = {
     },
     "tags": {"messages": [say("user", "1+1?"), say("assistant", "<think>\nOne.\n</think>\n\n2"), say("user", "Sure?")]},
     "no thinking": {"messages": [say("user", "Hello")], "enable_thinking": False},
-    "documents": {"messages": [say("user", "Who?")], "documents": [{"title": "A <b>", "text": "It was Ada.", "doc_id": 1}]},
-    "parts": {"messages": [say("user", [part("First"), part("Second")]), say("assistant", [part("Yes")]), say("user", "And?")]},
+    "documents": {
+        "messages": [say("user", "Who?")],
+        "documents": [{"title": "A <b>", "text": "It was Ada."}],
+    },
+    "parts": {
+        "messages": [say("user", [part("First"), part("Second")]), say("assistant", [part("Yes")]), say("user", "And?")]
+    },
     "system parts": {"messages": [say("system", [part("Be brief.")]), say("user", [part("Hello")])]},
 }
 
@@ -190,7 +226,13 @@ def main() -> None:
             return NOW
 
     chat_template_utils.datetime = Frozen
-    golden: dict[str, Any] = {"bos": BOS, "eos": EOS, "now": NOW.isoformat(), "conversations": CONVERSATIONS, "templates": {}}
+    golden: dict[str, Any] = {
+        "bos": BOS,
+        "eos": EOS,
+        "now": NOW.isoformat(),
+        "conversations": CONVERSATIONS,
+        "templates": {},
+    }
     for path in sorted(Path(sys.argv[1]).glob("*.jinja")):
         if path.stem not in PERMISSIVE and "--all" not in sys.argv:
             continue
@@ -203,7 +245,7 @@ def main() -> None:
         written = " ".join([source, *filter(None, texts.values())])
         control = sorted({BOS, EOS, *re.findall(CONTROL, written)})
         golden["templates"][path.stem] = {"source": source, "control": control, "texts": texts}
-    out = Path(sys.argv[2] if "--all" in sys.argv else Path(__file__).with_name("chats.json.xz"))
+    out = Path(sys.argv[2]) if "--all" in sys.argv else Path(__file__).with_name("chats.json.xz")
     out.write_bytes(lzma.compress(json.dumps(golden, ensure_ascii=False).encode(), preset=9 | lzma.PRESET_EXTREME))
 
 

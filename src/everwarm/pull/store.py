@@ -141,7 +141,6 @@ def _sweep(home: Path, held: str) -> None:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 continue  # alive
-            # an orphaned download may still write there; then its rest goes with the next sweep
             shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -1,11 +1,12 @@
 """Runs a download in a process of its own and watches the bytes arrive.
 
-In: a command that writes below a directory. Out: the lines it printed, if it failed. A process, and not a thread, so
-that Ctrl-C ends the download itself and not only the wait for it.
+In: a command, with the full path of its program, that writes below a directory. Out: the lines it printed, if it
+failed. A process, and not a thread, so that Ctrl-C ends the download itself and not only the wait for it.
 """
 
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -13,6 +14,16 @@ Arrived = Callable[[int], None]
 """Told the bytes that are there so far."""
 
 POLL_S = 0.1
+
+_TIED = """
+import ctypes, os, signal, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    if os.getppid() != int(sys.argv[1]):
+        sys.exit(1)
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+"""Runs a command that dies with us, also of kill -9: an orphan would go on writing into what the next pull removes."""
 
 
 class Failed(Exception):  # noqa: N818 - carries what the command said
@@ -23,7 +34,11 @@ def run(command: list[str], folder: Path, environment: Mapping[str, str], arrive
     """Run until it ends; `arrived` is called with the bytes below `folder`."""
     with (folder / "output.txt").open("w+b") as output:
         process = subprocess.Popen(  # noqa: S603 - the caller's own command, no shell
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env={**os.environ, **environment}
+            [sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid()), *command],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env={**os.environ, **environment},
         )
         try:
             while True:

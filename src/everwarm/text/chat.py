@@ -12,7 +12,7 @@ from typing import Any
 from everwarm.errors import TemplateError
 from everwarm.text.template.dialect import Dialect, Message
 from everwarm.text.template.meter import Limits, Refused
-from everwarm.text.template.sandbox import Program
+from everwarm.text.template.sandbox import Program, one_line
 from everwarm.text.template.tokens import ControlTokens, Guard
 from everwarm.types import Metadata, Segment
 
@@ -88,8 +88,8 @@ class ChatTemplate:
         template = self._template(self._choose(tools=tools is not None))
         inputs = {
             "messages": template.dialect.adapt(_checked(messages)),
-            "tools": _plain(tools, "tools"),
-            "documents": _plain(documents, "documents"),
+            "tools": _objects(tools, "tools"),
+            "documents": _objects(documents, "documents"),
             "add_generation_prompt": add_generation_prompt,
             **{name: _plain(value, name) for name, value in variables.items()},
         }
@@ -152,7 +152,7 @@ def _sources(metadata: Metadata) -> dict[str, str]:
 
 def _checked(messages: object) -> list[Message]:
     """Plain copies of the messages, each with a role."""
-    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
+    if not isinstance(messages, list | tuple):
         raise TemplateError(f"messages: expected a list, found {type(messages).__name__}")
     if not messages:
         raise TemplateError("messages: the list is empty; send at least one message")
@@ -169,6 +169,13 @@ def _checked(messages: object) -> list[Message]:
     return plain
 
 
+def _objects(values: object, where: str) -> Any:
+    """Plain copies of tools or documents."""
+    if values is not None and (not isinstance(values, list | tuple) or not all(isinstance(v, Mapping) for v in values)):
+        raise TemplateError(f"{where}: expected a list of objects")
+    return _plain(values, where)
+
+
 def _plain(value: object, where: str, depth: int = 0) -> Any:
     """A copy made of JSON types only: a template must not meet methods that the sandbox knows nothing of."""
     if value is None or isinstance(value, bool):
@@ -180,15 +187,15 @@ def _plain(value: object, where: str, depth: int = 0) -> Any:
     if isinstance(value, float):
         return float.__float__(value)
     if depth == DEPTH_LIMIT:
-        raise TemplateError(f"{where}: nested more than {DEPTH_LIMIT} deep")
+        raise TemplateError(f"{one_line(where)}: nested more than {DEPTH_LIMIT} deep")
     if isinstance(value, Mapping):
         return {_key(key, where): _plain(item, f"{where}.{key}", depth + 1) for key, item in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
+    if isinstance(value, list | tuple):
         return [_plain(item, f"{where}[{number}]", depth + 1) for number, item in enumerate(value)]
-    raise TemplateError(f"{where}: expected JSON data, found {type(value).__name__}")
+    raise TemplateError(f"{one_line(where)}: expected JSON data, found {type(value).__name__}")
 
 
 def _key(key: object, where: str) -> str:
     if not isinstance(key, str):
-        raise TemplateError(f"{where}: expected texts as keys, found {type(key).__name__}")
+        raise TemplateError(f"{one_line(where)}: expected texts as keys, found {type(key).__name__}")
     return str.__str__(key)
