@@ -55,6 +55,7 @@ def from_hugging_face(path: Path, pre: str) -> Fields:
         texts[token["id"]] = token["content"]
         types[token["id"]] = 3 if token["special"] else 4
     size = max(texts) + 1
+    roles = _roles(path.parent / "tokenizer_config.json", {text: id_ for id_, text in texts.items()})
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in data["model"]["merges"]]
     return {
         PREFIX + "model": "gpt2",
@@ -62,6 +63,7 @@ def from_hugging_face(path: Path, pre: str) -> Fields:
         PREFIX + "tokens": [texts.get(id_, f"[PAD{id_}]") for id_ in range(size)],
         PREFIX + "token_type": [types.get(id_, 5) for id_ in range(size)],
         PREFIX + "merges": merges,
+        **roles,
     }
 
 
@@ -150,6 +152,15 @@ def write_gguf(fields: Fields, path: Path) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
+
+
+def _roles(config: Path, ids: dict[str, int]) -> Fields:
+    """BOS and EOS as the converters of llama.cpp find them: a model without BOS gets its end of text for one."""
+    data = json.loads(config.read_text(encoding="utf-8"))
+    named = {role: data.get(f"{role}_token") for role in ("bos", "eos")}
+    texts = {role: token["content"] if isinstance(token, dict) else token for role, token in named.items()}
+    texts["bos"] = texts["bos"] or "<|endoftext|>"
+    return {f"{PREFIX}{role}_token_id": ids[text] for role, text in texts.items() if text in ids}
 
 
 def _written(token: bytes) -> str:

@@ -3,8 +3,8 @@
 In: ids, one at a time. Out: the text that is certain so far: whole characters only, never half of one.
 
 The parts add up to `Tokenizer.decode` of all the ids, also where the bytes are no UTF-8. That includes its rule for
-vocabularies that put a space before text: the very first token loses a leading space. Text that goes on where other text
-has ended (`continuing`) keeps it.
+vocabularies that put a space before text: the very first token loses a leading space. Text that goes on where other
+text has ended (`continuing`) keeps it.
 """
 
 from codecs import getincrementaldecoder

@@ -4,7 +4,8 @@ In: a name. Out: the patterns that cut text into words (`words` applies them), a
 
 Names, aliases and patterns are llama.cpp's, whose reading of a file is the one that its author has tested; where it
 departs from the model's own tokenizer.json, so do we. `\p{L}`, `\p{N}`, `\p{P}`, `\p{M}` and `\p{S}` are Unicode's
-categories; `\p{Upper}` and `\p{Lower}` tell letters apart within ASCII only; `\p{NotHan}` is a letter but not `\p{Han}`.
+categories; `\p{Upper}` and `\p{Lower}` tell letters apart within ASCII only; `\p{NotHan}` is a letter outside
+`\p{Han}`.
 Characters beyond ASCII are written as `\u....`: an editor that normalises text would change them unseen.
 """
 
@@ -37,7 +38,7 @@ class PreTokenizer:
 
 
 def pretokenizer(name: str) -> PreTokenizer:
-    """The pre-tokenizer of that name. One that we don't know is an error: a wrong one would quietly spoil the answers."""
+    """The pre-tokenizer of that name. An unknown one is an error: a wrong one would quietly spoil the answers."""
     try:
         return PRETOKENIZERS[name]
     except KeyError:
@@ -101,8 +102,8 @@ _DEEPSEEK3 = rf"{_PUNCTUATED_WORD}| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}"
 _FAMILIES: tuple[tuple[str, PreTokenizer], ...] = (
     ("default", PreTokenizer((r"[\p{P}$+<=>^~|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"))),
     (
-        "gpt-2 phi-2 mpt olmo jais trillion granite-docling exaone4 gigachat a.x-4.0 mellum modern-bert jina-es jina-de "
-        "jina-v1-en jina-v2-es jina-v2-de jina-v2-code roberta-bpe",
+        "gpt-2 phi-2 mpt olmo jais trillion granite-docling exaone4 gigachat a.x-4.0 mellum modern-bert jina-es "
+        "jina-de jina-v1-en jina-v2-es jina-v2-de jina-v2-code roberta-bpe",
         PreTokenizer((_GPT2,)),
     ),
     (
@@ -123,7 +124,7 @@ _FAMILIES: tuple[tuple[str, PreTokenizer], ...] = (
     (
         "qwen35",
         PreTokenizer(
-            (_QWEN2.replace(r"\p{L}+", r"[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]"),)
+            (rf"{_CONTRACTION}|{_PREFIX}[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}",),
         ),
     ),
     ("laguna", PreTokenizer((r"[^\n]+|\n+", _QWEN2))),

@@ -5,11 +5,11 @@ In: text without special tokens. Out: token ids; and for each token, the bytes t
 Spaces are written as U+2581. Two neighbours merge if together they are a token; the one with the best score goes first,
 the leftmost of equals. A character that ends up as no token is spelled in byte tokens.
 
-A merge can cross the place between two characters only if some token contains these two in a row. So text is cut before
-each U+2581 whose left neighbour stands before a U+2581 in no token: mostly, into words. That changes no id, and the same
-words return all the time, so their ids are remembered.
+A merge can cross the place between two characters only if some token contains these two in a row. So text is cut
+before each U+2581 whose left neighbour stands before U+2581 in no token: into words, mostly. That changes no id, and
+the same words return all the time, so their ids are remembered.
 
-Text never becomes a control or unknown token, even where llama.cpp's merges would assemble one.
+Text never becomes a control or unknown token, even where merges could put one together.
 """
 
 import re
@@ -55,10 +55,11 @@ class SentencePiece:
         ends = list(range(1, size + 1))
         before = list(range(-1, size - 1))
 
-        heap = []  # (minus score, start of the left symbol, end of the right one)
-        for start in range(size - 1):
-            if (id_ := token(word[start : start + 2])) is not None:
-                heap.append((-scores[id_], start, start + 2))
+        heap = [  # (minus score, start of the left symbol, end of the right one)
+            (-scores[id_], start, start + 2)
+            for start in range(size - 1)
+            if (id_ := token(word[start : start + 2])) is not None
+        ]
         heapify(heap)
 
         while heap:

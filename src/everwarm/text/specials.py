@@ -2,8 +2,8 @@
 
 In: a text, and the tokens to look for. Out: the text in pieces: strings, and the ids of the tokens between them.
 
-Longer tokens come first: each takes its occurrences, from left to right, in what longer ones have left. So an occurrence
-can be lost to a longer token that starts further right; a single scan from the left would get that wrong.
+Longer tokens come first: each takes its occurrences, from left to right, in what longer ones have left. So an
+occurrence can be lost to a longer token that starts further right; a single scan from the left would get that wrong.
 """
 
 import re

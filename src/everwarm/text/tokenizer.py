@@ -2,8 +2,8 @@
 
 In: metadata of a model file. Out: a `Tokenizer`, whose ids are llama.cpp's for the same file.
 
-Text and special tokens are kept apart. In plain text nothing is special: a literal `<|im_end|>` is spelled out, and can't
-end a message. Special tokens come from segments marked as such, or from text that the caller declares to be `special`.
+Text and special tokens are kept apart. In plain text nothing is special: a literal `<|im_end|>` is spelled out and
+can't end a message. Special tokens come from segments marked as such, or from text that the caller calls `special`.
 Only user-defined tokens (a file's own kind for runs of spaces, tags and the like) are found in plain text as well.
 
 Bytes that are no UTF-8 decode to U+FFFD; a lone surrogate in a `str` is encoded as if it were U+FFFD.

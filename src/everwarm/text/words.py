@@ -104,12 +104,12 @@ def _expand(pattern: str) -> str:
 
     def spell(match: re.Match[str]) -> str:
         nonlocal inside
-        token = match[0]
-        if token in "[]":
-            inside = token == "["
-        elif token in _CLASSES:
-            return _CLASSES[token] if inside else f"[{_CLASSES[token]}]"
-        return token
+        part = match[0]
+        if part in "[]":
+            inside = part == "["
+        elif part in _CLASSES:
+            return _CLASSES[part] if inside else f"[{_CLASSES[part]}]"
+        return part
 
     return re.sub(r"\\p\{\w+\}|\\.|[\[\]]", spell, pattern)
 
