@@ -17,7 +17,7 @@ def smollm2_path() -> Path:
 
 @pytest.fixture(scope="session")
 def qwen_path() -> Path:
-    """Qwen2.5-Coder-0.5B Q4_K_M: only where EVERWARM_TEST_QWEN says where it is; half a gigabyte is not asked of everyone."""
+    """Qwen2.5-Coder-0.5B Q4_K_M, only where EVERWARM_TEST_QWEN says where it is: half a gigabyte is a lot to ask."""
     path = os.environ.get("EVERWARM_TEST_QWEN")
     if not path:
         pytest.skip("set EVERWARM_TEST_QWEN to the path of Qwen2.5-Coder-0.5B-Instruct Q4_K_M")

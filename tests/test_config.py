@@ -47,7 +47,8 @@ def test_flag_beats_environment_beats_file_beats_default(home: Path, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("THREADS", "0"), ("THREADS", "two"), ("BACKEND", "cuda"), ("KV_TYPE", "q3"), ("KV_BUDGET", "-1GiB")]
+    ("name", "value"),
+    [("THREADS", "0"), ("THREADS", "two"), ("BACKEND", "cuda"), ("KV_TYPE", "q3"), ("KV_BUDGET", "-1GiB")],
 )
 def test_a_value_that_can_not_be_parsed_is_fatal_and_named(
     home: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny import Tiny
 
 import everwarm
 from everwarm.errors import EverwarmError, ModelError, RequestError, TemplateError, TokenizerError
+from tiny import Tiny
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def tiny_path(tmp_path: Path, home: Path) -> Path:
 
 
 @pytest.fixture
-def llm(tiny_path: Path):  # noqa: ANN201
+def llm(tiny_path: Path):
     with everwarm.load(tiny_path) as llm:
         yield llm
 
@@ -176,7 +176,9 @@ def test_messages_that_the_template_refuses(tmp_path: Path, home: Path) -> None:
 
 def test_a_vocabulary_of_another_size_is_refused(tmp_path: Path, home: Path) -> None:
     Tiny(tokens=300).write(tmp_path / "tiny.gguf")
-    with pytest.raises(ModelError, match="vocabulary mismatch: the tokenizer has 300 tokens, the embedding table 260 rows"):
+    with pytest.raises(
+        ModelError, match="vocabulary mismatch: the tokenizer has 300 tokens, the embedding table 260 rows"
+    ):
         everwarm.load(tmp_path / "tiny.gguf")
 
 

@@ -97,7 +97,7 @@ class Tiny:
 
 
 def random_blocks(rng: np.random.Generator, shape: tuple[int, ...], kind: gguf.GGMLQuantizationType) -> np.ndarray:
-    """Values of ordinary size in any type. Quantised: random bytes, of which the blocks that decode to such are drawn."""
+    """Values of ordinary size in any type. Quantised: random bytes, of which blocks that decode to such are drawn."""
     ordinary = (rng.standard_normal(shape) * 0.05).astype(np.float32)
     match kind.name:
         case "F32":

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny import Tiny
 
 from everwarm.cli.app import run
+from tiny import Tiny
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -48,7 +48,9 @@ def test_generate_json_is_one_object(cli: Cli, tiny: Path) -> None:
 
 def test_the_text_goes_to_stdout_and_the_speed_to_stderr(cli: Cli, tiny: Path) -> None:
     _, out, err = cli("generate", tiny, "--prompt", "Hi", "--raw", "--max-tokens", 4, "--ignore-eos")
-    answer = json.loads(cli("generate", tiny, "--prompt", "Hi", "--raw", "--max-tokens", 4, "--ignore-eos", "--json")[1])
+    answer = json.loads(
+        cli("generate", tiny, "--prompt", "Hi", "--raw", "--max-tokens", 4, "--ignore-eos", "--json")[1]
+    )
     assert out == answer["text"] + "\n"
     assert "2 prompt tokens" in err
     assert "tok/s" in err

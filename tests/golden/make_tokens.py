@@ -21,13 +21,12 @@ import llama_cpp
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from everwarm.text.pretokenizers import PRETOKENIZERS
+from everwarm.text.tokenizer import Tokenizer
 from golden.pairs import pairs_vocabulary
 from golden.token_digests import Golden, deviations, digest, digests, write
 from golden.vocabularies import Fields, load, reduce, write_gguf
 from text.nasty import nasty_strings
-
-from everwarm.text.pretokenizers import PRETOKENIZERS
-from everwarm.text.tokenizer import Tokenizer
 
 MODES = {"plain": False, "special": True}
 UNREADABLE = b"[UNK_BYTE_0x"  # what llama.cpp shows for a token that is not written in the byte alphabet
@@ -74,7 +73,9 @@ def main() -> None:
     options = parser.parse_args()
     llama_cpp.llama_log_set(_quiet, ctypes.c_void_p(0))
 
-    print(f"{'family':28} {'strings':>8} {'plain':>6} {'special':>8} {'pieces':>7} {'facts':>6} {'tokens':>8} {'build s':>8}")
+    print(
+        f"{'family':28} {'strings':>8} {'plain':>6} {'special':>8} {'pieces':>7} {'facts':>6} {'tokens':>8} {'build s':>8}"
+    )
     for family in options.families:
         name, _, rest = family.partition("=")
         path, _, pre = rest.partition(":")

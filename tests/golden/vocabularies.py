@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+
 from everwarm.text.bpe import BYTE_ALPHABET
 
 PREFIX = "tokenizer.ggml."

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from golden.texts import PROSE, PROSE_TOKENS, SCORE_WINDOW, TEXTS
 
 import everwarm
 from everwarm.engine.sampler import log_softmax
+from golden.texts import PROSE, PROSE_TOKENS, SCORE_WINDOW, TEXTS
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 

@@ -16,7 +16,7 @@ LLAMA: dict[str, object] = {
 }
 
 
-def read(**changes: object):  # noqa: ANN201
+def read(**changes: object):
     metadata = LLAMA | {"llama." + key.replace("__", "."): value for key, value in changes.items()}
     return read_config({key: value for key, value in metadata.items() if value is not None}, 100)  # type: ignore[arg-type]
 

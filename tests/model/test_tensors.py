@@ -4,12 +4,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny import Tiny
 
 from everwarm.errors import ModelError
 from everwarm.model.config import read_config
 from everwarm.model.tensors import check_tensors
 from everwarm.weights.gguf import GGUFFile
+from tiny import Tiny
 
 
 def check(path: Path, tiny: Tiny) -> None:
@@ -33,7 +33,9 @@ def test_qwen2_needs_its_biases(tmp_path: Path) -> None:
 
 
 def test_a_wrong_shape_says_both(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"ffn_gate\.weight: shape \(256, 256\), but the metadata asks for \(512, 256\)"):
+    with pytest.raises(
+        ModelError, match=r"ffn_gate\.weight: shape \(256, 256\), but the metadata asks for \(512, 256\)"
+    ):
         check(tmp_path, Tiny(metadata={"feed_forward_length": 512}))
 
 

@@ -5,8 +5,6 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from plain import plain_logits
-from tiny import Tiny
 
 from everwarm.model import tensors
 from everwarm.model.config import read_config
@@ -14,6 +12,8 @@ from everwarm.model.transformer import Span, Transformer
 from everwarm.weights.cache import WeightCache
 from everwarm.weights.dequant import SUPPORTED
 from everwarm.weights.gguf import GGUFFile
+from plain import plain_logits
+from tiny import Tiny
 
 TOKENS = [72, 101, 108, 108, 111, 32, 119, 111, 114, 108, 100, 258, 0, 255, 257, 72, 72]
 TOLERANCE = 1e-4

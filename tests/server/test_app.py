@@ -5,15 +5,14 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import pytest
 import uvicorn
-from tiny import Tiny
 
 import everwarm
 from everwarm.server.app import create_app
+from tiny import Tiny
 
 HELLO = {"messages": [{"role": "user", "content": "Hi"}], "temperature": 0, "max_tokens": 5}
 

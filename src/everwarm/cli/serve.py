@@ -12,7 +12,9 @@ DEFAULT = "smollm2"
 
 
 def serve(
-    model: Annotated[str, typer.Argument(help="Path or pulled name; the default is pulled if it is missing.")] = DEFAULT,
+    model: Annotated[
+        str, typer.Argument(help="Path or pulled name; the default is pulled if it is missing.")
+    ] = DEFAULT,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8080,
     backend: Backend = None,
@@ -31,4 +33,6 @@ def serve(
     with load(model, backend=backend, threads=threads) as llm:
         llm.weights.preload()
         err.print(f"serving {llm.config.name} at http://{host}:{port}/v1, Ctrl-C ends", markup=False)
-        uvicorn.run(create_app(llm, llm.path.stem if model != DEFAULT else model), host=host, port=port, log_level="warning")
+        uvicorn.run(
+            create_app(llm, llm.path.stem if model != DEFAULT else model), host=host, port=port, log_level="warning"
+        )

@@ -1,7 +1,8 @@
 """A first server: chat over OpenAI's wire format, one request at a time.
 
-In: a loaded model. Out: a FastAPI application with `/health`, `/v1/models` and `/v1/chat/completions` (streaming or not). Requests
-wait for each other; batching comes with the engine. A field that is not listed in `ChatRequest` is refused rather than ignored.
+In: a loaded model. Out: a FastAPI application with `/health`, `/v1/models` and `/v1/chat/completions` (streaming or
+not). Requests wait for each other; batching comes with the engine. A field that is not listed in `ChatRequest` is
+refused rather than ignored.
 """
 
 import json
@@ -74,7 +75,9 @@ def create_app(llm: LLM, name: str) -> FastAPI:
     @app.post("/v1/chat/completions")
     def chat(request: ChatRequest) -> Response:
         tokens = llm.encode_prompt(messages=request.messages)
-        events = llm.stream(tokens=tokens, **request.options())  # what is wrong with the request shows here, before any output
+        events = llm.stream(
+            tokens=tokens, **request.options()
+        )  # what is wrong with the request shows here, before any output
         head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": name}
         if request.stream:
             return StreamingResponse(_chunks(events, turn, head), media_type="text/event-stream")
