@@ -13,7 +13,6 @@ from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
-from threadpoolctl import threadpool_limits
 
 from everwarm import config, kernels
 from everwarm.engine.generate import check_prompt, generate, prefill
@@ -107,10 +106,8 @@ class LLM:
             raise
         self.backend = kernels.choose(str(settings["backend"].value))
         threads = settings["threads"].value
-        if isinstance(threads, int):
-            threadpool_limits(limits=threads, user_api="blas")
         self.weights = WeightCache(self._file)
-        self._model = Transformer(self.config, self.weights)
+        self._model = Transformer(self.config, self.weights, threads if isinstance(threads, int) else None)
         self._template: ChatTemplate | None = None
 
     def close(self) -> None:

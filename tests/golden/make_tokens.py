@@ -73,9 +73,7 @@ def main() -> None:
     options = parser.parse_args()
     llama_cpp.llama_log_set(_quiet, ctypes.c_void_p(0))
 
-    print(
-        f"{'family':28} {'strings':>8} {'plain':>6} {'special':>8} {'pieces':>7} {'facts':>6} {'tokens':>8} {'build s':>8}"
-    )
+    print("family                        strings  plain  special  pieces  facts   tokens  build s")
     for family in options.families:
         name, _, rest = family.partition("=")
         path, _, pre = rest.partition(":")

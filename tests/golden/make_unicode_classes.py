@@ -8,6 +8,7 @@ because that follows the version of Python, and a token must not.
 
 import re
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 LETTERS = {0x02: "N", 0x04: "L", 0x10: "M", 0x20: "P", 0x40: "S"}
@@ -22,7 +23,7 @@ def main(source: Path, target: Path) -> None:
 
     runs: list[str] = []
     previous = ""
-    for (start, flag), (end, _) in zip(starts, starts[1:], strict=False):
+    for (start, flag), (end, _) in pairwise(starts):
         for code in range(max(start, 0x80), end):
             letter = "W" if code in whitespace else LETTERS.get(flag, "-")
             if letter != previous:

@@ -1,6 +1,6 @@
 """The golden files `tests/golden/tokens/*.json.xz`: what llama.cpp made of every nasty string, as digests.
 
-A digest names the string that has changed, which is enough: llama.cpp can be asked for its ids again (`make_tokens.py`).
+A digest names the string that has changed, which is enough: llama.cpp can be asked for its ids (`make_tokens.py`).
 """
 
 import hashlib

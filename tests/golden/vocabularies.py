@@ -1,8 +1,8 @@
-"""Vocabularies as GGUF metadata: read from where models keep them, cut down to what some texts need, written for llama.cpp.
+"""Vocabularies as GGUF metadata: from where models keep them, cut down to what some texts need, written for llama.cpp.
 
-In: GGUF files, Hugging Face's tokenizer.json (or a zip of it), Mistral's tekken.json, SentencePiece models. Out: metadata
-as `Tokenizer.from_metadata` takes them. A reduced vocabulary is a valid one of its own: it has other ids than the full
-one, so its golden ids are asked of llama.cpp anew.
+In: GGUF files, Hugging Face's tokenizer.json (or a zip of it), Mistral's tekken.json, SentencePiece models. Out:
+metadata as `Tokenizer.from_metadata` takes them. A reduced vocabulary is a valid one of its own, with other ids than
+the full one: llama.cpp is asked for its tokens anew.
 """
 
 import json

@@ -5,8 +5,11 @@ oracle of native kernels. BLAS may add in another order for another number of ro
 tolerance (`EXACT` is False).
 """
 
+from contextlib import AbstractContextManager, nullcontext
+
 import numpy as np
 import numpy.typing as npt
+from threadpoolctl import ThreadpoolController
 
 EXACT = False
 """Whether logits depend on the token ids alone, to the last bit, and not on the batch they were computed in."""
@@ -14,6 +17,24 @@ EXACT = False
 F32 = npt.NDArray[np.float32]
 
 _SCORE_BYTES = 16 << 20  # attention works on as many queries at once as keep its scores within this
+
+
+class BlasThreads:
+    """How many threads BLAS may use. Its threads spin while they wait for each other: one busy neighbour on the machine
+    makes two of them six times slower than one. So a step of few rows, which gains little from a second, gets one.
+    """
+
+    FEW_ROWS = 64
+
+    def __init__(self, threads: int | None) -> None:
+        """`threads` for every step; None is the library's own choice for many rows and one thread for few."""
+        self._threads = threads
+        self._controller = ThreadpoolController().select(user_api="blas")
+
+    def limit(self, rows: int) -> AbstractContextManager[object]:
+        """While this context is open, products of a step of `rows` rows may be computed."""
+        threads = self._threads or (1 if rows < self.FEW_ROWS else None)
+        return nullcontext() if threads is None else self._controller.limit(limits=threads)
 
 
 class KV:

@@ -31,9 +31,10 @@ class Span:
 class Transformer:
     """A model that can compute. Holds no weights of its own: each use asks the cache."""
 
-    def __init__(self, config: ModelConfig, weights: WeightCache) -> None:
+    def __init__(self, config: ModelConfig, weights: WeightCache, threads: int | None = None) -> None:
         self.config = config
         self.weights = weights
+        self._blas = ops.BlasThreads(threads)
         factors = weights.get(tensors.ROPE_FACTORS) if tensors.ROPE_FACTORS in weights else None
         self._rope = make_rope(config.rope, factors)
         self._output = tensors.OUTPUT if tensors.OUTPUT in weights else tensors.EMBEDDING
@@ -43,6 +44,10 @@ class Transformer:
 
     def forward(self, spans: Sequence[Span]) -> F32:
         """Logits (rows asked for, vocab), in the order of the spans."""
+        with self._blas.limit(sum(len(span.tokens) for span in spans)):
+            return self._forward(spans)
+
+    def _forward(self, spans: Sequence[Span]) -> F32:
         config, weights = self.config, self.weights
         starts = [span.kv.length for span in spans]
         rows = _row_ranges(spans)

@@ -21,6 +21,7 @@ from everwarm.text.words import WordSplitter
 
 _REMEMBERED_WORDS = 1 << 16
 _LONGEST_REMEMBERED = 32
+_LONGEST_MERGED_NAME = 64
 
 
 def _byte_alphabet() -> str:
@@ -65,7 +66,7 @@ def _build_model(vocabulary: Vocabulary, merges: Sequence[str], ignore_merges: b
     ranked = dict.fromkeys(merges)  # of equal merges the first counts; `tokenizers` would take the last
     for text in vocabulary.of_kind(Kind.CONTROL, Kind.UNKNOWN):
         del ids[text]
-        for at in range(1, len(text)):
+        for at in range(1, min(len(text), _LONGEST_MERGED_NAME)):
             ranked.pop(f"{text[:at]} {text[at:]}", None)
     # A byte without a token must still keep its neighbours apart: it gets an id beyond the vocabulary, dropped later.
     for character in BYTE_ALPHABET:

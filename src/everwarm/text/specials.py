@@ -29,16 +29,29 @@ class SpecialFinder:
 
     def partition(self, text: str) -> list[str | int]:
         """The pieces of `text`, none of them empty."""
-        pieces: list[str | int] = [text] if text else []
+        taken = bytearray(len(text))
+        found: list[tuple[int, int, int]] = []  # start, end, id
         for token in self._occurring(text):
-            parts: list[str | int] = []
-            for piece in pieces:
-                if isinstance(piece, str) and token in piece:
-                    parts.extend(self._cut(piece, token))
-                else:
-                    parts.append(piece)
-            pieces = parts
-        return pieces
+            at = text.find(token)
+            while at >= 0:
+                end = at + len(token)
+                overlap = taken.rfind(1, at, end)
+                if overlap >= 0:
+                    at = text.find(token, overlap + 1)
+                    continue
+                if self._ids[token] in self._strip_after:
+                    while end < len(text) and text[end] in SPACES and not taken[end]:
+                        end += 1
+                taken[at:end] = b"\1" * (end - at)
+                found.append((at, end, self._ids[token]))
+                at = text.find(token, end)
+
+        pieces: list[str | int] = []
+        last = 0
+        for start, end, id_ in sorted(found):
+            pieces += [text[last:start], id_] if start > last else [id_]
+            last = end
+        return pieces + [text[last:]] if last < len(text) else pieces
 
     def _occurring(self, text: str) -> list[str]:
         """Tokens that occur in `text`, in the order in which they take their share of it."""
@@ -57,18 +70,3 @@ class SpecialFinder:
                         found.add(token)
                         missing[start] -= 1
         return sorted(found, key=lambda token: (-len(token.encode("utf-8", "surrogateescape")), self._ids[token]))
-
-    def _cut(self, piece: str, token: str) -> list[str | int]:
-        id_ = self._ids[token]
-        parts: list[str | int] = []
-        start = 0
-        while (at := piece.find(token, start)) >= 0:
-            if at > start:
-                parts.append(piece[start:at])
-            parts.append(id_)
-            start = at + len(token)
-            if id_ in self._strip_after:
-                start = len(piece) - len(piece[start:].lstrip(SPACES))
-        if start < len(piece):
-            parts.append(piece[start:])
-        return parts

@@ -52,7 +52,7 @@ def read_vocabulary(metadata: Metadata, *, default_ids: Mapping[str, int]) -> Vo
     """The vocabulary in `metadata`. A default id counts only if that token is a special one."""
     texts = strings(metadata, "tokenizer.ggml.tokens")
     ids = dict(zip(texts, range(len(texts)), strict=True))
-    if len(ids) != len(texts):
+    if len(ids) != len(texts) or "" in ids:
         ids = _with_names_for_empty(texts)
     kinds = _kinds(metadata, len(texts))
 

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.resources import files
+from itertools import pairwise
 from typing import AnyStr
 
 import numpy as np
@@ -59,7 +60,7 @@ class WordSplitter:
         ends = [len(text)] if text else []
         for step in self._steps:
             ends = step(views, ends)
-        return [text[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+        return [text[start:end] for start, end in pairwise([0, *ends])]
 
 
 class _Views:
