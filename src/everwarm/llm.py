@@ -187,7 +187,8 @@ class LLM:
     def _events(
         self, ids: list[int], sampler: Sampler, limit: int, matcher: StopMatcher, end_ids: frozenset[int]
     ) -> Iterator[Event]:
-        detokenizer = Detokenizer(self.tokenizer)
+        # After a control token a text begins, else it goes on: only then is a leading space part of it.
+        detokenizer = Detokenizer(self.tokenizer, continuing=ids[-1] not in self.tokenizer.special_tokens.values())
         for count, choice in enumerate(generate(self._model, ids, sampler, limit), start=1):
             text = matcher.push(detokenizer.push(choice.token))
             finish = (

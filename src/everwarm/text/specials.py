@@ -51,7 +51,7 @@ class SpecialFinder:
         for start, end, id_ in sorted(found):
             pieces += [text[last:start], id_] if start > last else [id_]
             last = end
-        return pieces + [text[last:]] if last < len(text) else pieces
+        return [*pieces, text[last:]] if last < len(text) else pieces
 
     def _occurring(self, text: str) -> list[str]:
         """Tokens that occur in `text`, in the order in which they take their share of it."""
