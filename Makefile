@@ -5,11 +5,12 @@ PEERS := .venv-peers/bin
 INSTALLED := .venv/installed
 NATIVE := CMakeLists.txt $(wildcard src/native/*)
 
-.PHONY: demo test serve check bench peers format clean help
+.PHONY: demo test test-models serve check bench peers format clean help
 
 help:
 	@echo "make demo    install, pull a small model, ask it two questions"
 	@echo "make test    install what the tests need and run them"
+	@echo "make test-models  logits and perplexity on Qwen2.5-Coder too (fetches 480 MB)"
 	@echo "make serve   OpenAI-compatible chat server on 127.0.0.1:8080"
 	@echo "make check   formatting, lint, types, direction of imports"
 	@echo "make bench   measure, on this machine"
@@ -17,11 +18,14 @@ help:
 
 demo: $(INSTALLED)
 	@$(BIN)/everwarm pull smollm2 >/dev/null
-	@printf '%s\n' "What is the capital of France?" "Tell me one interesting thing about it." | $(BIN)/everwarm chat smollm2 --max-tokens 120
+	@printf '%s\n' "What is the capital of France?" "Why is the sky blue? Answer in two sentences." | $(BIN)/everwarm chat smollm2 --max-tokens 120
 
 test: $(INSTALLED)
 	@$(BIN)/everwarm pull smollm2 >/dev/null
 	$(BIN)/pytest
+
+test-models: $(INSTALLED)
+	EVERWARM_TEST_QWEN=$$($(BIN)/python tests/golden/fetch_models.py qwen2.5-coder) $(BIN)/pytest -s tests/model/test_golden_logits.py
 
 serve: $(INSTALLED)
 	$(BIN)/everwarm serve

@@ -20,7 +20,7 @@ def qwen_path() -> Path:
     """Qwen2.5-Coder-0.5B Q4_K_M, only where EVERWARM_TEST_QWEN says where it is: half a gigabyte is a lot to ask."""
     path = os.environ.get("EVERWARM_TEST_QWEN")
     if not path:
-        pytest.skip("set EVERWARM_TEST_QWEN to the path of Qwen2.5-Coder-0.5B-Instruct Q4_K_M")
+        pytest.skip("EVERWARM_TEST_QWEN is not set: `make test-models` fetches the model and runs this")
     return Path(path)
 
 

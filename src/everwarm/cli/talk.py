@@ -194,6 +194,8 @@ def _ask() -> str | None:
         if sys.stdin.isatty():
             return input("> ").strip()
         line = sys.stdin.readline()
+        if line.strip():
+            err.print(f"> {line.strip()}", markup=False)  # a script's reader sees what was asked, too
         return line.strip() if line else None
     except EOFError:
         return None
