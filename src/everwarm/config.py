@@ -87,7 +87,8 @@ class Setting:
 SETTINGS = {
     setting.name: setting
     for setting in (
-        Setting("backend", _one_of("auto", "reference"), "auto", "which kernels compute: auto, reference"),
+        Setting("backend", _one_of("auto", "native", "reference"), "auto", "which kernels compute"),
+        Setting("isa", _one_of("auto", "avx512", "avx2", "portable"), "auto", "instruction set of the native kernels"),
         Setting("threads", _count, None, "threads to compute with (default: the cores this process may use)"),
         Setting("weight_budget", parse_size, None, "bytes that weights may take in memory (not enforced yet)"),
         Setting("kv_budget", parse_size, None, "bytes that KV caches may take in memory (not enforced yet)"),

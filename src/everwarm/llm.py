@@ -6,6 +6,7 @@ caches) is behind it.
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -104,10 +105,13 @@ class LLM:
         except BaseException:
             self._file.close()
             raise
-        self.backend = kernels.choose(str(settings["backend"].value))
+        choice = kernels.choose(str(settings["backend"].value), str(settings["isa"].value))
         threads = settings["threads"].value
-        self.weights = WeightCache(self._file)
-        self._model = Transformer(self.config, self.weights, threads if isinstance(threads, int) else None)
+        self.backend = kernels.make(
+            choice, threads if isinstance(threads, int) else None, config.cores(), str(settings["kv_type"].value)
+        )
+        self.weights = WeightCache(self._file, self.backend)
+        self._model = Transformer(self.config, self.weights, self.backend)
         self._template: ChatTemplate | None = None
 
     def close(self) -> None:
@@ -134,7 +138,8 @@ class LLM:
         """Logits after each of the tokens: (n, vocab). Nothing is added to them: no BOS, no template."""
         ids = [int(token) for token in token_ids]
         self._check_ids(ids)
-        return np.concatenate(list(prefill(self._model, self._model.new_kv(), ids, logits_from=0)))
+        with closing(self._model.new_kv()) as kv:
+            return np.concatenate(list(prefill(self._model, kv, ids, logits_from=0)))
 
     def encode_prompt(
         self,

@@ -1,16 +1,337 @@
-// The Python face of the native core. Arguments are checked here, before any kernel sees them.
+// The Python face of the native core. Arguments are checked here, before any kernel sees them; the GIL is released while they run.
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstring>
+#include <optional>
+
+#include "buffers.h"
 #include "cpu.h"
+#include "kernels.h"
+#include "pack.h"
+#include "rope.h"
 
 namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace everwarm {
+
+size_t kv_layer_bytes(const KVShape& s) {
+  const size_t elements = size_t(s.head_dim) * BLOCK;
+  const size_t head = s.type == KVType::f16 ? 2 * elements : (s.type == KVType::q8 ? elements : elements / 2) + 2 * elements / GROUP;
+  return 2 * head * s.kv_heads;
+}
+
+namespace {
+
+using ByteArray = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using OutBytes = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using FloatArray = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using FloatMatrix = nb::ndarray<nb::numpy, float, nb::ndim<2>, nb::c_contig>;
+using IntArray = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+[[noreturn]] void refuse(const std::string& message) { throw nb::value_error(message.c_str()); }
+
+std::string text(size_t n) { return std::to_string(n); }
+
+bool float_type(const std::string& type, Floats& out) {
+  if (type == "F32") return out = Floats::f32, true;
+  if (type == "F16") return out = Floats::f16, true;
+  if (type == "BF16") return out = Floats::bf16, true;
+  return false;
+}
+
+// A packed matrix; keeps the memory that it lies in alive.
+struct Form {
+  std::string type;
+  bool quantised;
+  Weight weight;
+  FloatWeight floats;
+  nb::object owner;
+
+  Form(const std::string& type, int outputs, int inputs) : type(type) {
+    if (outputs < 1 || inputs < 1) refuse("form: " + std::to_string(outputs) + " x " + std::to_string(inputs) + ", at least 1 x 1 is needed");
+    Floats f;
+    quantised = !float_type(type, f);
+    if (!quantised)
+      floats = {f, outputs, inputs, nullptr};
+    else if (!form_of(type, outputs, inputs, weight))
+      refuse("form: no form for " + std::to_string(inputs) + " inputs of type " + type);
+  }
+  int outputs() const { return quantised ? weight.outputs : floats.outputs; }
+  int inputs() const { return quantised ? weight.inputs : floats.inputs; }
+  size_t bytes() const { return quantised ? weight.bytes() : floats.bytes(); }
+  void attach(const uint8_t* data, size_t size, nb::object keep) {
+    if (size != bytes()) refuse("form " + type + ": " + text(size) + " bytes, expected " + text(bytes()));
+    if (reinterpret_cast<uintptr_t>(data) % 64) refuse("form " + type + ": memory is not aligned to 64 bytes");
+    weight.data = floats.data = data;
+    owner = std::move(keep);
+  }
+};
+
+// Spans of sequences in one step, with their rotary tables.
+struct Batch {
+  struct Span {
+    int first, count, start;
+    std::vector<int> blocks;
+  };
+  std::vector<Span> spans;
+  int rows = 0, pairs = 0;
+  std::vector<float> cosine, sine;
+  std::vector<uint8_t*> pointers;  // scratch of a call
+  std::vector<SpanRows> layer_spans;
+
+  void add(int start, int count, std::vector<int> blocks) {
+    if (start < 0 || count < 0) refuse("span: start " + std::to_string(start) + ", count " + std::to_string(count) + ", neither may be negative");
+    if (blocks.size() * BLOCK < size_t(start) + count) refuse("span: " + text(blocks.size()) + " blocks can't hold " + text(size_t(start) + count) + " tokens");
+    spans.push_back({rows, count, start, std::move(blocks)});
+    rows += count;
+  }
+  void turn(FloatArray frequencies, double magnitude) {
+    pairs = int(frequencies.size());
+    cosine.resize(size_t(rows) * pairs), sine.resize(size_t(rows) * pairs);
+    for (const Span& span : spans)
+      for (int r = 0; r < span.count; r++)
+        for (int i = 0; i < pairs; i++) {
+          const float angle = float(span.start + r) * frequencies.data()[i];
+          double s, c;
+          sine_cosine(angle, s, c);
+          const size_t at = size_t(span.first + r) * pairs + i;
+          sine[at] = float(s * magnitude), cosine[at] = float(c * magnitude);
+        }
+  }
+  // Where this layer's part of every block is.
+  const std::vector<SpanRows>& at_layer(const KVPool& pool, int layer) {
+    if (layer < 0 || layer >= pool.layers()) throw std::out_of_range("layer " + std::to_string(layer) + " of " + std::to_string(pool.layers()));
+    pointers.clear(), layer_spans.clear();
+    size_t total = 0;
+    for (const Span& span : spans) total += span.blocks.size();
+    pointers.reserve(total);
+    for (const Span& span : spans) {
+      const size_t from = pointers.size();
+      for (int id : span.blocks) pointers.push_back(pool.data(id) + layer * kv_layer_bytes(pool.shape()));
+      layer_spans.push_back({span.first, span.count, span.start, pointers.data() + from});
+    }
+    return layer_spans;
+  }
+};
+
+struct Engine {
+  const Kernels& k;
+  Pool pool;
+
+  Engine(const Kernels& kernels, int threads) : k(kernels), pool(threads) {}
+
+  const float* vector(const FloatArray& a, int width, const char* what) {
+    if (a.size() != size_t(width)) refuse(std::string(what) + ": " + text(a.size()) + " values, expected " + std::to_string(width));
+    return a.data();
+  }
+
+  void embed(const Form& table, IntArray tokens, Rows& out) {
+    if (out.width() != table.inputs()) refuse("embed: rows of " + std::to_string(out.width()) + ", the table has " + std::to_string(table.inputs()));
+    for (size_t i = 0; i < tokens.size(); i++)
+      if (tokens.data()[i] < 0 || tokens.data()[i] >= table.outputs())
+        refuse("embed: token " + std::to_string(tokens.data()[i]) + " is not among " + std::to_string(table.outputs()));
+    nb::gil_scoped_release release;
+    out.resize(int(tokens.size()));
+    if (table.quantised)
+      dequantize_rows(table.weight, tokens.data(), out.rows(), out.floats(), pool);
+    else
+      dequantize_float_rows(table.floats, tokens.data(), out.rows(), out.floats(), pool);
+  }
+
+  void norm(const Rows& x, FloatArray weight, float epsilon, Rows& out, bool quantise) {
+    const float* w = vector(weight, x.width(), "norm weight");
+    if (out.width() != x.width()) refuse("norm: widths differ");
+    nb::gil_scoped_release release;
+    out.resize(x.rows());
+    const bool can = quantise && x.width() % GROUP == 0;
+    const QuantOut q = can ? out.quant_out() : QuantOut{};
+    k.rms_norm(pool, x.floats(), x.rows(), x.width(), w, epsilon, out.floats(), can ? &q : nullptr);
+  }
+
+  void quantise(Rows& x) {
+    if (x.width() % GROUP) refuse("quantise: width " + std::to_string(x.width()) + " is not a multiple of 32");
+    nb::gil_scoped_release release;
+    k.quantize(pool, x.floats(), x.rows(), x.quant_out());
+  }
+
+  // Several products that share x. With `add`, the results are added to what the outputs hold.
+  void linear(Rows& x, const std::vector<Form*>& forms, const std::vector<std::optional<FloatArray>>& biases, const std::vector<Rows*>& outs, bool add) {
+    if (forms.size() != outs.size() || forms.size() != biases.size() || forms.empty()) refuse("linear: one output and one bias per form");
+    std::vector<Product> list;
+    bool need_codes = false;
+    for (size_t i = 0; i < forms.size(); i++) {
+      const Form& f = *forms[i];
+      if (!(f.quantised ? f.weight.data : f.floats.data)) refuse("linear: a form without memory");
+      if (f.inputs() != x.width()) refuse("linear: rows of " + std::to_string(x.width()) + " for a form of " + std::to_string(f.inputs()) + " inputs");
+      if (outs[i]->width() != f.outputs()) refuse("linear: output rows of " + std::to_string(outs[i]->width()) + " for a form of " + std::to_string(f.outputs()) + " outputs");
+      if (outs[i] == &x) refuse("linear: output and input are the same rows");
+      if (add && outs[i]->rows() != x.rows()) refuse("linear: can't add " + std::to_string(x.rows()) + " rows to " + std::to_string(outs[i]->rows()));
+      if (!add) outs[i]->resize(x.rows());
+      const float* bias = biases[i] ? vector(*biases[i], f.outputs(), "bias") : nullptr;
+      need_codes |= f.quantised;
+      list.push_back({f.quantised ? &f.weight : nullptr, f.quantised ? nullptr : &f.floats, bias, outs[i]->floats(), size_t(f.outputs()), add});
+    }
+    nb::gil_scoped_release release;
+    if (need_codes && !x.quantised()) k.quantize(pool, x.floats(), x.rows(), x.quant_out());
+    const QuantRows q = x.quant();
+    k.products(pool, need_codes ? &q : nullptr, x.floats(), x.rows(), x.width(), list.data(), int(list.size()));
+  }
+
+  // silu(x Gate^T) * (x Up^T). Fused and quantised where both are quantised, else step by step.
+  void gated(Rows& x, Form& gate, Form& up, const std::optional<FloatArray>& gate_bias, const std::optional<FloatArray>& up_bias, Rows& out, Rows& spare) {
+    if (gate.outputs() != up.outputs() || out.width() != gate.outputs()) refuse("gated: widths of gate, up and output differ");
+    if (gate.quantised && up.quantised && gate.outputs() % GROUP == 0 && !gate_bias && !up_bias && gate.inputs() == x.width() && up.inputs() == x.width()) {
+      nb::gil_scoped_release release;
+      if (!x.quantised()) k.quantize(pool, x.floats(), x.rows(), x.quant_out());
+      out.resize(x.rows());
+      k.gated(pool, x.quant(), gate.weight, up.weight, out.quant_out());
+      return;
+    }
+    std::vector<std::optional<FloatArray>> biases;
+    biases.push_back(gate_bias), biases.push_back(up_bias);
+    linear(x, {&gate, &up}, biases, {&out, &spare}, false);
+    nb::gil_scoped_release release;
+    k.gate_floats(pool, out.floats(), spare.floats(), size_t(out.rows()) * out.width());
+  }
+
+  void rotate(Rows& x, int heads, const Batch& batch, bool adjacent) {
+    if (heads < 1 || x.width() % heads || x.width() / heads < 2 * batch.pairs) refuse("rotate: " + std::to_string(x.width()) + " elements in " + std::to_string(heads) + " heads");
+    if (x.rows() != batch.rows) refuse("rotate: " + std::to_string(x.rows()) + " rows, the batch has " + std::to_string(batch.rows));
+    nb::gil_scoped_release release;
+    k.rotate(pool, x.floats(), x.rows(), heads, x.width() / heads, batch.cosine.data(), batch.sine.data(), batch.pairs, adjacent);
+  }
+
+  void store_kv(const KVPool& kv, int layer, const Rows& keys, const Rows& values, Batch& batch) {
+    const int width = kv.shape().kv_heads * kv.shape().head_dim;
+    if (keys.width() != width || values.width() != width || keys.rows() != batch.rows || values.rows() != batch.rows)
+      refuse("store_kv: keys and values must be (" + std::to_string(batch.rows) + ", " + std::to_string(width) + ")");
+    const auto& spans = batch.at_layer(kv, layer);
+    nb::gil_scoped_release release;
+    k.store_kv(pool, kv.shape(), keys.floats(), values.floats(), spans.data(), int(spans.size()));
+  }
+
+  void attention(const KVPool& kv, int layer, const Rows& q, Batch& batch, float scale, int window, float softcap, Rows& out) {
+    const KVShape& s = kv.shape();
+    const int heads = q.width() / s.head_dim;
+    if (q.width() % s.head_dim || heads % s.kv_heads || q.rows() != batch.rows || out.width() != q.width())
+      refuse("attention: queries must be (" + std::to_string(batch.rows) + ", multiple of " + std::to_string(s.kv_heads * s.head_dim) + ")");
+    const auto& spans = batch.at_layer(kv, layer);
+    nb::gil_scoped_release release;
+    out.resize(q.rows());
+    k.attention(pool, s, q.floats(), heads, spans.data(), int(spans.size()), scale, window, softcap, out.floats());
+  }
+};
+
+const Kernels& kernels_named(const std::string& isa) {
+  const auto supported = supported_isas();
+  for (const auto& name : supported)
+    if (name == isa) {
+#if defined(__x86_64__)
+      if (isa == "avx512") return avx512_kernels();
+      if (isa == "avx2") return avx2_kernels();
+#endif
+      return portable_kernels();
+    }
+  std::string known;
+  for (const auto& name : supported) known += (known.empty() ? "" : ", ") + name;
+  refuse("instruction set " + isa + " is not supported here; supported are " + known);
+}
+
+FloatMatrix view(Rows& rows, nb::handle self) {
+  return FloatMatrix(rows.floats(), {size_t(rows.rows()), size_t(rows.width())}, self);
+}
+
+}  // namespace
+}  // namespace everwarm
 
 NB_MODULE(_native, m) {
+  using namespace everwarm;
   m.doc() = "everwarm's native core";
-  nb::class_<everwarm::Cpu>(m, "Cpu")
-      .def_ro("model", &everwarm::Cpu::model)
-      .def_ro("features", &everwarm::Cpu::features);
-  m.def("detect_cpu", &everwarm::detect_cpu, "What this processor can do.");
+  m.attr("BLOCK") = BLOCK;
+
+  nb::class_<Cpu>(m, "Cpu").def_ro("model", &Cpu::model).def_ro("features", &Cpu::features);
+  m.def("detect_cpu", &detect_cpu, "What this processor can do.");
+  m.def("supported_isas", &supported_isas, "Instruction sets that kernels exist for and this processor has, best first.");
+
+  nb::class_<Form>(m, "Form")
+      .def(nb::init<const std::string&, int, int>(), "kind"_a, "outputs"_a, "inputs"_a)
+      .def_ro("kind", &Form::type)
+      .def_prop_ro("outputs", &Form::outputs)
+      .def_prop_ro("inputs", &Form::inputs)
+      .def_prop_ro("size_bytes", &Form::bytes)
+      .def("attach", [](Form& f, ByteArray data) { f.attach(data.data(), data.size(), nb::cast(data)); }, "data"_a,
+           "Use packed bytes where they are; they must stay as they are.");
+
+  nb::class_<Rows>(m, "Rows")
+      .def(nb::init<int>(), "width"_a)
+      .def_prop_ro("width", &Rows::width)
+      .def_prop_ro("rows", &Rows::rows)
+      .def("numpy", [](nb::handle self) { return view(nb::cast<Rows&>(self), self); }, "The floats, in place.")
+      .def("take", [](Rows& out, const Rows& from, IntArray rows) {
+        if (out.width() != from.width()) refuse("take: widths differ");
+        for (size_t i = 0; i < rows.size(); i++)
+          if (rows.data()[i] < 0 || rows.data()[i] >= from.rows()) refuse("take: row " + std::to_string(rows.data()[i]) + " of " + std::to_string(from.rows()));
+        out.resize(int(rows.size()));
+        for (size_t i = 0; i < rows.size(); i++)
+          std::memcpy(out.floats() + i * out.width(), from.floats() + size_t(rows.data()[i]) * from.width(), size_t(out.width()) * 4);
+      }, "source"_a, "rows"_a.noconvert(), "Copy some rows.")
+      .def("set", [](Rows& out, nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu> from) {
+        if (from.shape(1) != size_t(out.width())) refuse("set: rows of " + std::to_string(from.shape(1)) + ", expected " + std::to_string(out.width()));
+        out.resize(int(from.shape(0)));
+        std::memcpy(out.floats(), from.data(), from.size() * 4);
+      }, "source"_a.noconvert());
+
+  nb::class_<KVPool>(m, "KVPool")
+      .def("__init__", [](KVPool* self, int layers, int kv_heads, int head_dim, const std::string& type) {
+        KVShape shape{type == "q8" ? KVType::q8 : type == "q4" ? KVType::q4 : KVType::f16, kv_heads, head_dim};
+        if (type != "f16" && type != "q8" && type != "q4") refuse("KV type " + type + ": expected f16, q8 or q4");
+        if (layers < 1 || kv_heads < 1 || head_dim < 16 || head_dim % (shape.type == KVType::f16 ? 16 : 32))
+          refuse("KV pool: head_dim " + std::to_string(head_dim) + " must be a multiple of 16 (f16) or 32 (q8, q4)");
+        new (self) KVPool(layers, shape);
+      }, "layers"_a, "kv_heads"_a, "head_dim"_a, "kind"_a)
+      .def_prop_ro("block_bytes", &KVPool::block_bytes)
+      .def_prop_ro("in_use", &KVPool::in_use)
+      .def("allocate", &KVPool::allocate)
+      .def("release", &KVPool::release, "block"_a)
+      .def("data", [](nb::handle self, int id) {
+        KVPool& pool = nb::cast<KVPool&>(self);
+        return nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>, nb::c_contig>(pool.data(id), {pool.block_bytes()}, self);
+      }, "block"_a, "The bytes of a block, in place; valid until it is released.");
+
+  nb::class_<Batch>(m, "Batch")
+      .def(nb::init<>())
+      .def("add", &Batch::add, "start"_a, "count"_a, "blocks"_a)
+      .def("turn", &Batch::turn, "frequencies"_a.noconvert(), "magnitude"_a, "Compute the rotary tables of all rows.")
+      .def_ro("rows", &Batch::rows);
+
+  nb::class_<Engine>(m, "Engine")
+      .def("__init__", [](Engine* self, const std::string& isa, int threads) {
+        if (threads < 1 || threads > 1024) refuse("threads: " + std::to_string(threads) + ", must be between 1 and 1024");
+        new (self) Engine(kernels_named(isa), threads);
+      }, "isa"_a, "threads"_a)
+      .def_prop_ro("isa", [](const Engine& e) { return e.k.name; })
+      .def_prop_ro("threads", [](const Engine& e) { return e.pool.threads(); })
+      .def("pack", [](Engine& e, const Form& form, ByteArray blocks, OutBytes out) {
+        const size_t row = form.quantised ? block_row_bytes(form.type, form.inputs()) : form.inputs() * form.floats.element();
+        if (blocks.size() != row * form.outputs()) refuse("pack " + form.type + ": " + text(blocks.size()) + " bytes, expected " + text(row * form.outputs()));
+        if (out.size() != form.bytes()) refuse("pack " + form.type + ": room for " + text(out.size()) + " bytes, needed " + text(form.bytes()));
+        nb::gil_scoped_release release;
+        if (form.quantised)
+          pack(form.type, blocks.data(), form.weight, out.data(), e.pool);
+        else
+          pack_floats(form.floats.type, blocks.data(), form.floats, out.data(), e.pool);
+      }, "form"_a, "blocks"_a.noconvert(), "out"_a.noconvert(), "The blocks of a GGUF tensor into a form's memory.")
+      .def("embed", &Engine::embed, "table"_a, "tokens"_a.noconvert(), "out"_a)
+      .def("norm", &Engine::norm, "x"_a, "weight"_a.noconvert(), "epsilon"_a, "out"_a, "quantise"_a)
+      .def("quantise", &Engine::quantise, "x"_a)
+      .def("linear", &Engine::linear, "x"_a, "forms"_a, "biases"_a, "outs"_a, "add"_a)
+      .def("gated", &Engine::gated, "x"_a, "gate"_a, "up"_a, "gate_bias"_a.none(), "up_bias"_a.none(), "out"_a, "spare"_a)
+      .def("rotate", &Engine::rotate, "x"_a, "heads"_a, "batch"_a, "adjacent"_a)
+      .def("store_kv", &Engine::store_kv, "pool"_a, "layer"_a, "keys"_a, "values"_a, "batch"_a)
+      .def("attention", &Engine::attention, "pool"_a, "layer"_a, "q"_a, "batch"_a, "scale"_a, "window"_a, "softcap"_a, "out"_a);
 }

@@ -53,4 +53,18 @@ Cpu detect_cpu() {
 
 #endif
 
+std::vector<std::string> supported_isas() {
+  std::vector<std::string> names;
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
+  if (avx2 && avx512) names.push_back("avx512");
+  if (avx2) names.push_back("avx2");
+#endif
+  names.push_back("portable");
+  return names;
+}
+
 }  // namespace everwarm

@@ -12,4 +12,7 @@ struct Cpu {
 
 Cpu detect_cpu();
 
+// Instruction sets that there are kernels for and that this processor has, best first.
+std::vector<std::string> supported_isas();
+
 }  // namespace everwarm

@@ -107,7 +107,7 @@ def test_doctor_names_the_source_of_every_setting(cli: Cli, monkeypatch: pytest.
     report = json.loads(out)
     assert code == 0
     assert report["settings"]["threads"] == {"value": "2", "source": "variable EVERWARM_THREADS"}
-    assert report["kernels"]["backend"] == "reference"
+    assert report["kernels"]["backend"] == "native"
     code, out, _ = cli("doctor")
     assert code == 0
     assert "variable EVERWARM_THREADS" in out

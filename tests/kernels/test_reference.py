@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from everwarm.kernels import reference as ops
+from everwarm.kernels.backend import KVShape
 
 
 def test_silu_gate_of_extreme_values_is_finite() -> None:
@@ -36,7 +37,7 @@ def test_half_of_a_head_may_stay_unrotated() -> None:
 
 
 def test_kv_grows_to_its_capacity_and_keeps_what_it_holds() -> None:
-    kv = ops.KV(layers=1, kv_heads=1, head_dim=2, capacity=1000)
+    kv = ops.ReferenceKV(KVShape(layers=1, kv_heads=1, head_dim=2), capacity=1000)
     for position in range(0, 1000, 10):
         rows = np.full((10, 1, 2), position, np.float32)
         keys, values = kv.append(0, rows, -rows)

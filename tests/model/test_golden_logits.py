@@ -20,7 +20,7 @@ MIN_TOP1_AGREEMENT = 0.95
 
 class Case:
     def __init__(self, path: Path, golden: str) -> None:
-        self.llm = everwarm.load(path)
+        self.llm = everwarm.load(path, backend="reference")
         self.golden = np.load(GOLDEN / golden)
 
 

@@ -6,6 +6,8 @@ import gguf
 import numpy as np
 import pytest
 
+from everwarm.kernels.backend import Backend
+from everwarm.kernels.reference import ReferenceBackend
 from everwarm.model import tensors
 from everwarm.model.config import read_config
 from everwarm.model.transformer import Span, Transformer
@@ -19,11 +21,12 @@ TOKENS = [72, 101, 108, 108, 111, 32, 119, 111, 114, 108, 100, 258, 0, 255, 257,
 TOLERANCE = 1e-4
 
 
-def opened(path: Path) -> Transformer:
+def opened(path: Path, backend: Backend | None = None) -> Transformer:
     file = GGUFFile(path)
     config = read_config(file.metadata, file.tensors["token_embd.weight"].shape[0])
     tensors.check_tensors(config, file.tensors)
-    return Transformer(config, WeightCache(file))
+    backend = backend or ReferenceBackend(threads=None)
+    return Transformer(config, WeightCache(file, backend), backend)
 
 
 def logits(model: Transformer, tokens: list[int]) -> np.ndarray:

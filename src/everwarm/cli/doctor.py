@@ -36,7 +36,7 @@ def examine() -> dict[str, dict[str, Any]]:
     from everwarm.kernels import _native
 
     settings = config.resolve()
-    backend = kernels.choose(str(settings["backend"].value))
+    choice = kernels.choose(str(settings["backend"].value), str(settings["isa"].value))
     cpu, home = _native.detect_cpu(), config.home()
     return {
         "versions": {
@@ -51,7 +51,7 @@ def examine() -> dict[str, dict[str, Any]]:
             "cores": config.cores(),
             "memory": human_bytes(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
         },
-        "kernels": {"backend": backend.name, "why": backend.why, "exact": backend.exact},
+        "kernels": {"backend": choice.backend, "instructions": choice.isa, "why": choice.why},
         "files": {
             "home": str(home),
             "state": _state(home),

@@ -4,14 +4,14 @@ In: token ids. Out: choices, one per generated token. Knows nothing of text: the
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 
 import numpy as np
 import numpy.typing as npt
 
 from everwarm.engine.sampler import Choice, Sampler
 from everwarm.errors import RequestError
-from everwarm.kernels.reference import KV
-from everwarm.model.transformer import Span, Transformer
+from everwarm.model.transformer import KV, Span, Transformer
 
 PREFILL_CHUNK = 512
 """Tokens per prefill step: enough rows for BLAS to run at full speed, activations that stay small."""
@@ -46,10 +46,10 @@ def prefill(
 def generate(model: Transformer, prompt: Sequence[int], sampler: Sampler, max_tokens: int) -> Iterator[Choice]:
     """Sample up to `max_tokens` tokens, fewer if the context is full. Close the iterator to stop earlier."""
     check_prompt(model, prompt)
-    kv = model.new_kv()
-    (logits,) = prefill(model, kv, prompt, logits_from=len(prompt) - 1)
-    for remaining in range(min(max_tokens, model.config.context - len(prompt)), 0, -1):
-        choice = sampler.sample(logits[-1])
-        yield choice
-        if remaining > 1:
-            logits = model.forward([Span([choice.token], kv, 0)])
+    with closing(model.new_kv()) as kv:
+        (logits,) = prefill(model, kv, prompt, logits_from=len(prompt) - 1)
+        for remaining in range(min(max_tokens, model.config.context - len(prompt)), 0, -1):
+            choice = sampler.sample(logits[-1])
+            yield choice
+            if remaining > 1:
+                logits = model.forward([Span([choice.token], kv, 0)])

@@ -7,6 +7,7 @@ predicted.
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,12 +39,13 @@ def score(
     for low in range(0, len(tokens), window):
         part = tokens[low : low + window]
         at = 0
-        for logits in prefill(model, model.new_kv(), part, logits_from=0):
-            targets = np.asarray(part[at + 1 : at + 1 + len(logits)], np.int64)
-            logprobs = log_softmax(logits[: len(targets)])
-            total -= float(logprobs[np.arange(len(targets)), targets].sum())
-            count += len(targets)
-            at += len(logits)
+        with closing(model.new_kv()) as kv:
+            for logits in prefill(model, kv, part, logits_from=0):
+                targets = np.asarray(part[at + 1 : at + 1 + len(logits)], np.int64)
+                logprobs = log_softmax(logits[: len(targets)])
+                total -= float(logprobs[np.arange(len(targets)), targets].sum())
+                count += len(targets)
+                at += len(logits)
         if progress:
             progress(min(low + window, len(tokens)), len(tokens))
     nll = total / count

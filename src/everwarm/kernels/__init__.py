@@ -5,19 +5,41 @@
 
 from dataclasses import dataclass
 
-from everwarm.kernels import reference
+from everwarm.errors import ConfigError
+from everwarm.kernels import _native
+from everwarm.kernels.backend import Backend
+from everwarm.kernels.native import NativeBackend
+from everwarm.kernels.reference import ReferenceBackend
 
 
 @dataclass(frozen=True, slots=True)
-class Backend:
-    """Who computes, and the reason it was chosen."""
+class Choice:
+    """Which backend computes, with which instructions, and why."""
 
-    name: str
-    exact: bool
+    backend: str
+    isa: str
     why: str
 
 
-def choose(wanted: str = "auto") -> Backend:
-    """`wanted` is `auto` or a backend's name; it was checked where it came in."""
-    why = "asked for" if wanted == "reference" else "NumPy and BLAS on any processor; native kernels are not built yet"
-    return Backend("reference", reference.EXACT, why)
+def choose(backend: str, isa: str) -> Choice:
+    """`backend` is auto, native or reference; `isa` is auto or the name of an instruction set."""
+    supported = _native.supported_isas()
+    if isa != "auto" and isa not in supported:
+        raise ConfigError(f"instruction set {isa}: this processor has {', '.join(supported)}")
+    if backend == "reference":
+        return Choice("reference", "blas", "asked for")
+    best = supported[0] if isa == "auto" else isa
+    if isa != "auto":
+        why = "asked for"
+    elif best == "portable":
+        why = "this processor has neither AVX2 with FMA nor AVX-512 VNNI: portable code, slower"
+    else:
+        why = f"the best of what this processor has: {', '.join(supported)}"
+    return Choice("native", best, why)
+
+
+def make(choice: Choice, threads: int | None, cores: int, kv_type: str) -> Backend:
+    """The backend that was chosen."""
+    if choice.backend == "reference":
+        return ReferenceBackend(threads)
+    return NativeBackend(choice.isa, threads or cores, kv_type)

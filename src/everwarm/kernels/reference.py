@@ -2,19 +2,17 @@
 
 In: f32 arrays, one row per token. Out: new f32 arrays; only `KV` keeps state. It is the portable fallback and the
 oracle of native kernels. BLAS may add in another order for another number of rows, so results are compared with a
-tolerance (`EXACT` is False).
+tolerance (`exact` is False).
 """
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import numpy as np
 import numpy.typing as npt
 from threadpoolctl import ThreadpoolController
 
-EXACT = False
-"""Whether logits depend on the token ids alone, to the last bit, and not on the batch they were computed in."""
-
-F32 = npt.NDArray[np.float32]
+from everwarm.kernels.backend import F32, Affine, KVShape, Rotary, Span
 
 _SCORE_BYTES = 16 << 20  # attention works on as many queries at once as keep its scores within this
 
@@ -37,20 +35,20 @@ class BlasThreads:
         return nullcontext() if threads is None else self._controller.limit(limits=threads)
 
 
-class KV:
+class ReferenceKV:
     """Keys and values of one sequence, all layers, in f32. It grows by doubling, up to `capacity` tokens.
 
     `append` writes the new rows of one layer; `advance` makes them part of the sequence once every layer has written.
     """
 
-    def __init__(self, layers: int, kv_heads: int, head_dim: int, capacity: int) -> None:
+    def __init__(self, shape: KVShape, capacity: int) -> None:
         self.length = 0
         self.capacity = capacity
-        self._buffer = np.empty((2, layers, kv_heads, 0, head_dim), np.float32)
+        self._buffer = np.empty((2, shape.layers, shape.kv_heads, 0, shape.head_dim), np.float32)
 
     @property
-    def size_bytes(self) -> int:
-        return self._buffer.nbytes
+    def kv_heads(self) -> int:
+        return int(self._buffer.shape[2])
 
     def append(self, layer: int, keys: F32, values: F32) -> tuple[F32, F32]:
         """Write (rows, kv_heads, head_dim) behind the sequence; returns all of it as (kv_heads, tokens, head_dim)."""
@@ -67,6 +65,10 @@ class KV:
         assert 0 <= length <= self.length
         self.length = length
 
+    def close(self) -> None:
+        self.length = 0
+        self._buffer = self._buffer[:, :, :, :0].copy()
+
     def _reserve(self, tokens: int) -> None:
         held = self._buffer.shape[3]
         if tokens <= held:
@@ -76,6 +78,84 @@ class KV:
         grown = np.empty((two, layers, kv_heads, min(max(tokens, 2 * held, 256), self.capacity), head_dim), np.float32)
         grown[:, :, :, : self.length] = self._buffer[:, :, :, : self.length]
         self._buffer = grown
+
+
+class ReferenceBackend:
+    """f32 weights, NumPy arrays."""
+
+    name = "reference"
+    exact = False
+
+    def __init__(self, threads: int | None) -> None:
+        self._blas = BlasThreads(threads)
+
+    def weight(
+        self, kind: str, shape: tuple[int, ...], blocks: npt.NDArray[np.uint8], dequantize: Callable[[], F32]
+    ) -> F32:
+        return dequantize()
+
+    def new_kv(self, shape: KVShape, capacity: int) -> ReferenceKV:
+        return ReferenceKV(shape, capacity)
+
+    @contextmanager
+    def step(self, spans: Sequence[Span], rotary: Rotary) -> Iterator["ReferenceStep"]:
+        with self._blas.limit(sum(len(span.tokens) for span in spans)):
+            yield ReferenceStep(spans, rotary)
+        for span in spans:
+            assert isinstance(span.kv, ReferenceKV)
+            span.kv.advance(len(span.tokens))
+
+
+class ReferenceStep:
+    """One step over a flat batch."""
+
+    def __init__(self, spans: Sequence[Span], rotary: Rotary) -> None:
+        self._spans = spans
+        self._starts = [span.kv.length for span in spans]
+        ends = np.cumsum([len(span.tokens) for span in spans])
+        self._rows = [slice(int(end) - len(span.tokens), int(end)) for span, end in zip(spans, ends, strict=True)]
+        positions = [
+            np.arange(start, start + len(span.tokens), dtype=np.int32)
+            for start, span in zip(self._starts, spans, strict=True)
+        ]
+        self._pairing = rotary.pairing
+        self._turns = rotary_table(rotary.frequencies, rotary.magnitude, np.concatenate(positions))
+
+    def embed(self, table: F32) -> F32:
+        return embed(table, np.concatenate([np.asarray(span.tokens, np.int32) for span in self._spans]))
+
+    def norm(self, x: F32, weight: F32, epsilon: float) -> F32:
+        return rms_norm(x, weight, epsilon)
+
+    def linear(self, x: F32, matrices: Sequence[Affine]) -> list[F32]:
+        return [linear(x, weight, bias) for weight, bias in matrices]
+
+    def rotate(self, x: F32, heads: int) -> F32:
+        rotate(x.reshape(len(x), heads, -1), self._turns, self._pairing)
+        return x
+
+    def attention(self, layer: int, q: F32, k: F32, v: F32, scale: float, window: int | None) -> F32:
+        out = np.empty_like(q)
+        for span, start, at in zip(self._spans, self._starts, self._rows, strict=True):
+            kv = span.kv
+            assert isinstance(kv, ReferenceKV)
+            by_head = (at.stop - at.start, kv.kv_heads, -1)
+            keys, values = kv.append(layer, k[at].reshape(by_head), v[at].reshape(by_head))
+            heads = q[at].reshape(by_head[0], -1, keys.shape[-1])
+            out[at] = attention(heads, keys, values, start, scale, window)
+        return out
+
+    def add_linear(self, x: F32, h: F32, matrix: Affine) -> F32:
+        return x + linear(h, *matrix)
+
+    def gated(self, x: F32, gate: Affine, up: Affine) -> F32:
+        return silu_gate(linear(x, *gate), linear(x, *up))
+
+    def logits(self, x: F32, norm: F32, epsilon: float, output: F32) -> F32:
+        wanted = [
+            np.arange(at.start + span.logits_from, at.stop) for span, at in zip(self._spans, self._rows, strict=True)
+        ]
+        return linear(rms_norm(x[np.concatenate(wanted)], norm, epsilon), output)
 
 
 def embed(table: F32, tokens: npt.NDArray[np.int32]) -> F32:

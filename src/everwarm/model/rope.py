@@ -4,26 +4,17 @@ A rotation is then `position * frequency`, times one magnitude; the kernels need
 """
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from everwarm.kernels.backend import Rotary
 from everwarm.model.config import RopeConfig
 
 _YARN_FAST, _YARN_SLOW = 32.0, 1.0  # turns over the original context beyond / below which a pair is kept / stretched
 
 
-@dataclass(frozen=True, slots=True)
-class Rope:
-    """What a kernel needs in order to rotate."""
-
-    pairing: str
-    frequencies: npt.NDArray[np.float32]  # (dims / 2,)
-    magnitude: float
-
-
-def make_rope(config: RopeConfig, factors: npt.NDArray[np.float32] | None) -> Rope:
+def make_rope(config: RopeConfig, factors: npt.NDArray[np.float32] | None) -> Rotary:
     """`factors` is the file's `rope_freqs.weight` (Llama 3.1 and later): frequencies are divided by it."""
     exponents = np.arange(0, config.dims, 2, dtype=np.float64) / config.dims
     frequencies = config.base**-exponents
@@ -36,7 +27,7 @@ def make_rope(config: RopeConfig, factors: npt.NDArray[np.float32] | None) -> Ro
         keep = _yarn_keep(config)
         frequencies = frequencies * keep + frequencies / config.factor * (1 - keep)
         magnitude = config.attention_factor * (1.0 + 0.1 * math.log(config.factor))
-    return Rope(config.pairing, frequencies.astype(np.float32), magnitude)
+    return Rotary(config.pairing, frequencies.astype(np.float32), magnitude)
 
 
 def _yarn_keep(config: RopeConfig) -> npt.NDArray[np.float64]:

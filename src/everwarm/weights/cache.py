@@ -9,13 +9,9 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
+from everwarm.kernels.backend import Backend, Weight
 from everwarm.weights.dequant import dequantize
 from everwarm.weights.gguf import GGUFFile
-
-F32 = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +34,10 @@ class WeightStats:
 class WeightCache:
     """Tensors by name."""
 
-    def __init__(self, file: GGUFFile) -> None:
+    def __init__(self, file: GGUFFile, backend: Backend) -> None:
         self._file = file
-        self._built: dict[str, F32] = {}
+        self._backend = backend
+        self._built: dict[str, Weight] = {}
         self._building: dict[str, threading.Lock] = {name: threading.Lock() for name in file.tensors}
         self._counting = threading.Lock()
         self._hits = self._misses = self._preloaded = 0
@@ -49,7 +46,7 @@ class WeightCache:
     def __contains__(self, name: str) -> bool:
         return name in self._building
 
-    def get(self, name: str) -> F32:
+    def get(self, name: str) -> Weight:
         """The tensor, built if this is its first use."""
         tensor = self._built.get(name)
         if tensor is not None:
@@ -66,13 +63,13 @@ class WeightCache:
     def preload(self, names: Iterable[str] | None = None, progress: Callable[[int, int], None] | None = None) -> None:
         """Build now what is not there yet; it counts as `preloaded`, not as a miss. Progress: (bytes done, in all)."""
         wanted = list(self._building if names is None else names)
-        total = sum(self._f32_bytes(name) for name in wanted)
+        total = sum(self._file_bytes(name) for name in wanted)
         done = 0
         for name in wanted:
             _, built = self._materialise(name)
             with self._counting:
                 self._preloaded += built
-            done += self._f32_bytes(name)
+            done += self._file_bytes(name)
             if progress:
                 progress(done, total)
 
@@ -84,7 +81,7 @@ class WeightCache:
             misses=self._misses,
             preloaded=self._preloaded,
             resident=len(built),
-            resident_bytes=sum(tensor.nbytes for tensor in built),
+            resident_bytes=sum(_size(tensor) for tensor in built),
             materialise_s=self._materialise_s,
         )
 
@@ -92,7 +89,7 @@ class WeightCache:
         """Forget every tensor. Arrays that are still in use elsewhere stay valid."""
         self._built.clear()
 
-    def _materialise(self, name: str) -> tuple[F32, bool]:
+    def _materialise(self, name: str) -> tuple[Weight, bool]:
         """The tensor, and whether this call built it. An unknown name is the file's error, which suggests near ones."""
         lock = self._building.get(name)
         if lock is None:
@@ -104,13 +101,19 @@ class WeightCache:
                 return tensor, False
             started = time.perf_counter()
             info = self._file.tensors[name]
-            tensor = dequantize(self._file.data(name), info.type, info.shape)
-            tensor.flags.writeable = False
+            data = self._file.data(name)
+            tensor = self._backend.weight(
+                info.type.name, info.shape, data, lambda: dequantize(data, info.type, info.shape)
+            )
             elapsed = time.perf_counter() - started
             with self._counting:
                 self._materialise_s += elapsed
             self._built[name] = tensor
             return tensor, True
 
-    def _f32_bytes(self, name: str) -> int:
-        return 4 * int(np.prod(self._file.tensors[name].shape)) if name in self._building else 0
+    def _file_bytes(self, name: str) -> int:
+        return self._file.tensors[name].size_bytes if name in self._building else 0
+
+
+def _size(tensor: Weight) -> int:
+    return int(tensor.nbytes if hasattr(tensor, "nbytes") else tensor.size_bytes)

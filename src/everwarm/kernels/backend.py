@@ -1,0 +1,102 @@
+"""What a backend offers to the transformer: the operations of one step, in the order in which a layer uses them.
+
+Arrays are opaque here: NumPy arrays in the reference backend, reused native buffers in the native one. A step is a
+context in which operations may be called; what they return is valid until the step ends, except logits, which are the
+caller's to keep.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+F32 = npt.NDArray[np.float32]
+Array = Any
+Weight = Any
+Affine = tuple[Weight, F32 | None]
+"""A matrix (outputs, inputs) and, perhaps, a bias."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    """Keys and values of one token."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rotary:
+    """What is needed in order to rotate: see `model.rope`."""
+
+    pairing: str
+    frequencies: F32  # (pairs,)
+    magnitude: float
+
+
+class KV(Protocol):
+    """Keys and values of one sequence."""
+
+    @property
+    def length(self) -> int: ...
+
+    def truncate(self, length: int) -> None:
+        """Forget the tokens from `length` on."""
+
+    def close(self) -> None:
+        """Give the memory back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Consecutive new tokens of one sequence, to be computed behind what its KV already holds."""
+
+    tokens: Sequence[int]
+    kv: KV
+    logits_from: int  # rows of this span from here on want logits; len(tokens) for none
+
+
+class Step(Protocol):
+    """The operations of one step over a flat batch of spans."""
+
+    def embed(self, table: Weight) -> Array: ...
+
+    def norm(self, x: Array, weight: F32, epsilon: float) -> Array: ...
+
+    def linear(self, x: Array, matrices: Sequence[Affine]) -> Sequence[Array]:
+        """Several products of the same rows."""
+
+    def rotate(self, x: Array, heads: int) -> Array: ...
+
+    def attention(self, layer: int, q: Array, k: Array, v: Array, scale: float, window: int | None) -> Array:
+        """Append keys and values to the KV of each span, then attend, each row to what came before it."""
+
+    def add_linear(self, x: Array, h: Array, matrix: Affine) -> Array:
+        """x plus the product."""
+
+    def gated(self, x: Array, gate: Affine, up: Affine) -> Array:
+        """silu of the one product times the other."""
+
+    def logits(self, x: Array, norm: F32, epsilon: float, output: Weight) -> F32:
+        """Of the rows that want them."""
+
+
+class Backend(Protocol):
+    """Who computes."""
+
+    name: str
+    exact: bool
+    """Whether logits depend on the token ids alone, to the last bit, and not on the batch they were computed in."""
+
+    def weight(
+        self, kind: str, shape: tuple[int, ...], blocks: npt.NDArray[np.uint8], dequantize: Callable[[], F32]
+    ) -> Weight:
+        """A tensor of GGUF type `kind` in the form that this backend computes with. Vectors are f32 arrays."""
+
+    def new_kv(self, shape: KVShape, capacity: int) -> KV: ...
+
+    def step(self, spans: Sequence[Span], rotary: Rotary) -> AbstractContextManager[Step]: ...

@@ -1,0 +1,169 @@
+"""The native backend: packed weights, quantised activations, KV in blocks.
+
+Logits depend on the token ids before them and on nothing else: not on the batch, the chunks of prefill, the number of
+threads or the instruction set. Buffers are reused from step to step, so one step runs at a time.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import numpy.typing as npt
+
+from everwarm.kernels import _native
+from everwarm.kernels.backend import F32, Affine, KVShape, Rotary, Span
+
+ALIGNMENT = 64
+_PACKED = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "F16", "BF16", "F32"})
+
+
+class NativeKV:
+    """Keys and values of one sequence: handles of blocks in a pool."""
+
+    def __init__(self, pool: _native.KVPool, capacity: int) -> None:
+        self.pool = pool
+        self.capacity = capacity
+        self.length = 0
+        self.blocks: list[int] = []
+
+    def reserve(self, tokens: int) -> None:
+        assert tokens <= self.capacity, f"{tokens} tokens in a KV cache for {self.capacity}"
+        while len(self.blocks) * _native.BLOCK < tokens:
+            self.blocks.append(self.pool.allocate())
+
+    def truncate(self, length: int) -> None:
+        assert 0 <= length <= self.length
+        self.length = length
+        while (len(self.blocks) - 1) * _native.BLOCK >= length and self.blocks:
+            self.pool.release(self.blocks.pop())
+
+    def close(self) -> None:
+        self.truncate(0)
+
+
+class NativeBackend:
+    """Kernels of one instruction set on some threads."""
+
+    name = "native"
+    exact = True
+
+    def __init__(self, isa: str, threads: int, kv_type: str) -> None:
+        self.engine = _native.Engine(isa, threads)
+        self.kv_type = kv_type
+        self._pool: _native.KVPool | None = None
+        self._buffers: dict[str, _native.Rows] = {}
+        self._stepping = threading.Lock()
+
+    def weight(
+        self, kind: str, shape: tuple[int, ...], blocks: npt.NDArray[np.uint8], dequantize: Callable[[], F32]
+    ) -> "_native.Form | F32":
+        if len(shape) == 1:
+            return dequantize()
+        outputs, inputs = shape
+        if kind not in _PACKED:
+            kind, blocks = "F32", dequantize().reshape(-1).view(np.uint8)
+        form = _native.Form(kind, outputs, inputs)
+        memory = aligned_bytes(form.size_bytes)
+        self.engine.pack(form, blocks, memory)
+        form.attach(memory)
+        return form
+
+    def new_kv(self, shape: KVShape, capacity: int) -> NativeKV:
+        if self._pool is None:
+            self._pool = _native.KVPool(shape.layers, shape.kv_heads, shape.head_dim, self.kv_type)
+        return NativeKV(self._pool, capacity)
+
+    @contextmanager
+    def step(self, spans: Sequence[Span], rotary: Rotary) -> Iterator["NativeStep"]:
+        with self._stepping:
+            yield NativeStep(self, spans, rotary)
+            for span in spans:
+                assert isinstance(span.kv, NativeKV)
+                span.kv.length += len(span.tokens)
+
+    def rows(self, role: str, width: int) -> _native.Rows:
+        """The buffer for one role. It grows to the largest step and is never given back."""
+        buffer = self._buffers.get(role)
+        if buffer is None or buffer.width != width:
+            buffer = self._buffers[role] = _native.Rows(width)
+        return buffer
+
+
+class NativeStep:
+    """One step over a flat batch."""
+
+    def __init__(self, backend: NativeBackend, spans: Sequence[Span], rotary: Rotary) -> None:
+        self._backend = backend
+        self._engine = backend.engine
+        self._spans = spans
+        self._adjacent = rotary.pairing == "adjacent"
+        self._batch = _native.Batch()
+        for span in spans:
+            kv = span.kv
+            assert isinstance(kv, NativeKV)
+            kv.reserve(kv.length + len(span.tokens))
+            self._pool = kv.pool
+            self._batch.add(kv.length, len(span.tokens), kv.blocks)
+        self._batch.turn(rotary.frequencies, rotary.magnitude)
+
+    def embed(self, table: _native.Form) -> _native.Rows:
+        tokens = np.concatenate([np.asarray(span.tokens, np.int32) for span in self._spans])
+        x = self._backend.rows("x", table.inputs)
+        self._engine.embed(table, tokens, x)
+        return x
+
+    def norm(self, x: _native.Rows, weight: F32, epsilon: float) -> _native.Rows:
+        h = self._backend.rows("h", x.width)
+        self._engine.norm(x, weight, epsilon, h, True)
+        return h
+
+    def linear(self, x: _native.Rows, matrices: Sequence[Affine]) -> list[_native.Rows]:
+        outs = [self._backend.rows(f"out{i}", form.outputs) for i, (form, _) in enumerate(matrices)]
+        self._engine.linear(x, [form for form, _ in matrices], [bias for _, bias in matrices], outs, False)
+        return outs
+
+    def rotate(self, x: _native.Rows, heads: int) -> _native.Rows:
+        self._engine.rotate(x, heads, self._batch, self._adjacent)
+        return x
+
+    def attention(
+        self, layer: int, q: _native.Rows, k: _native.Rows, v: _native.Rows, scale: float, window: int | None
+    ) -> _native.Rows:
+        self._engine.store_kv(self._pool, layer, k, v, self._batch)
+        out = self._backend.rows("mixed", q.width)
+        self._engine.attention(self._pool, layer, q, self._batch, scale, window or 0, 0.0, out)
+        return out
+
+    def add_linear(self, x: _native.Rows, h: _native.Rows, matrix: Affine) -> _native.Rows:
+        form, bias = matrix
+        self._engine.linear(h, [form], [bias], [x], True)
+        return x
+
+    def gated(self, x: _native.Rows, gate: Affine, up: Affine) -> _native.Rows:
+        width = gate[0].outputs
+        out = self._backend.rows("gated", width)
+        self._engine.gated(x, gate[0], up[0], gate[1], up[1], out, self._backend.rows("up", width))
+        return out
+
+    def logits(self, x: _native.Rows, norm: F32, epsilon: float, output: _native.Form) -> F32:
+        wanted: list[int] = []
+        first = 0
+        for span in self._spans:
+            wanted.extend(range(first + span.logits_from, first + len(span.tokens)))
+            first += len(span.tokens)
+        if not wanted:
+            return np.empty((0, output.outputs), np.float32)
+        some = self._backend.rows("last", x.width)
+        some.take(x, np.asarray(wanted, np.int32))
+        h = self.norm(some, norm, epsilon)
+        out = self._backend.rows("logits", output.outputs)
+        self._engine.linear(h, [output], [None], [out], False)
+        return out.numpy().copy()
+
+
+def aligned_bytes(size: int) -> npt.NDArray[np.uint8]:
+    """Uninitialised memory on a cache line."""
+    memory = np.empty(size + ALIGNMENT, np.uint8)
+    skip = -memory.ctypes.data % ALIGNMENT
+    return memory[skip : skip + size]

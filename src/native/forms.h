@@ -1,0 +1,83 @@
+// Forms: how a weight matrix lies in memory for the kernels. One layout for all instruction sets and for any number of rows.
+//
+// Outputs are taken sixteen at a time (a panel), inputs 32 at a time (a group). The codes of a panel and group are eight vectors of
+// 64 bytes, vector j holding inputs 4j..4j+3 of each of the sixteen outputs. They are stored as
+//   nibbles  4 vectors: vector j in the low halves, vector j + 4 in the high halves
+//   five     nibbles, and a thin plane of one vector: bit j of a byte is the fifth bit of that byte of vector j
+//   six      nibbles, and a thin plane of two vectors: bits 2(j mod 4).. of vector j / 4 are the upper bits of vector j
+//   bytes    the 8 vectors as they are
+// A code c stands for (c - zero) * scale + minimum. Scales, for each of the sixteen outputs, are stored as in the file:
+//   half       one f16 per group
+//   half_min   an f16 scale and an f16 minimum per group
+//   super_min  f16 d and dmin per 256 inputs; u8 s and m per group: scale d * s, minimum -(dmin * m)
+//   super      f16 d per 256 inputs; i8 s per 16 inputs: scale d * s
+// Nothing is rounded: what is dequantised from a form equals what is dequantised from the file.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace everwarm {
+
+constexpr int PANEL = 16, GROUP = 32, SUPER = 256;
+
+enum class Codes : int { nibbles, five, six, bytes };
+enum class Scales : int { half, half_min, super_min, super };
+enum class Floats : int { f32, f16, bf16 };
+
+constexpr size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
+
+// A quantised matrix: four planes, one behind the other, each on 64 bytes.
+struct Weight {
+  Codes codes;
+  Scales scales;
+  int zero;
+  int outputs, inputs;
+  const uint8_t* data;
+
+  int panels() const { return (outputs + PANEL - 1) / PANEL; }
+  int groups() const { return inputs / GROUP; }
+  size_t code_bytes() const { return codes == Codes::bytes ? 512 : 256; }                              // per panel and group
+  size_t thin_bytes() const { return codes == Codes::five ? 64 : codes == Codes::six ? 128 : 0; }      // per panel and group
+  size_t small_bytes() const { return scales == Scales::super_min || scales == Scales::super ? 32 : 0; }  // per panel and group
+  size_t halves() const {  // f16 values per panel
+    switch (scales) {
+      case Scales::half: return size_t(groups()) * PANEL;
+      case Scales::half_min: return size_t(groups()) * PANEL * 2;
+      case Scales::super_min: return size_t(inputs / SUPER) * PANEL * 2;
+      case Scales::super: return size_t(inputs / SUPER) * PANEL;
+    }
+    return 0;
+  }
+  size_t cells() const { return size_t(panels()) * groups(); }
+  size_t thin_at() const { return round_up(cells() * code_bytes(), 64); }
+  size_t small_at() const { return thin_at() + round_up(cells() * thin_bytes(), 64); }
+  size_t half_at() const { return small_at() + round_up(cells() * small_bytes(), 64); }
+  size_t bytes() const { return half_at() + round_up(panels() * halves() * 2, 64); }
+
+  const uint8_t* code(int panel, int group) const { return data + (size_t(panel) * groups() + group) * code_bytes(); }
+  const uint8_t* thin(int panel, int group) const { return data + thin_at() + (size_t(panel) * groups() + group) * thin_bytes(); }
+  const uint8_t* small(int panel, int group) const { return data + small_at() + (size_t(panel) * groups() + group) * small_bytes(); }
+  const uint16_t* half(int panel) const { return reinterpret_cast<const uint16_t*>(data + half_at()) + panel * halves(); }
+};
+
+// A matrix of floats: [panel][input][sixteen outputs].
+struct FloatWeight {
+  Floats type;
+  int outputs, inputs;
+  const uint8_t* data;
+
+  int panels() const { return (outputs + PANEL - 1) / PANEL; }
+  size_t element() const { return type == Floats::f32 ? 4 : 2; }
+  size_t bytes() const { return round_up(size_t(panels()) * inputs * PANEL * element(), 64); }
+};
+
+// Activations, quantised per row and group: x = scale * code.
+struct QuantRows {
+  int rows, inputs;
+  const int8_t* codes;    // (rows, inputs)
+  const float* scale;     // (rows, groups)
+  const float* scaled_sum;  // (rows, groups): scale * sum of the group's codes
+  const int32_t* sums;    // (rows, 2 * groups): sums of 16 codes
+};
+
+}  // namespace everwarm

@@ -1,0 +1,31 @@
+// All kernels, compiled for one instruction set.
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "kernels.h"
+#include "simd_avx2.h"
+
+#define EVERWARM_ISA avx2
+
+namespace everwarm::avx2 {
+namespace {
+
+#include "rows.inl.h"
+
+#include "matmul.inl.h"
+
+#include "attention.inl.h"
+
+}  // namespace
+}  // namespace everwarm::avx2
+
+namespace everwarm {
+
+const Kernels& avx2_kernels() {
+  using namespace avx2;
+  static const Kernels kernels{"avx2", rms_norm, quantize, products, gated, gate_floats, rotate, store_kv, attention};
+  return kernels;
+}
+
+}  // namespace everwarm

@@ -1,0 +1,31 @@
+// All kernels, compiled for one instruction set.
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "kernels.h"
+#include "simd_avx512.h"
+
+#define EVERWARM_ISA avx512
+
+namespace everwarm::avx512 {
+namespace {
+
+#include "rows.inl.h"
+
+#include "matmul.inl.h"
+
+#include "attention.inl.h"
+
+}  // namespace
+}  // namespace everwarm::avx512
+
+namespace everwarm {
+
+const Kernels& avx512_kernels() {
+  using namespace avx512;
+  static const Kernels kernels{"avx512", rms_norm, quantize, products, gated, gate_floats, rotate, store_kv, attention};
+  return kernels;
+}
+
+}  // namespace everwarm

@@ -1,0 +1,31 @@
+// All kernels, compiled for one instruction set.
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "kernels.h"
+#include "simd_portable.h"
+
+#define EVERWARM_ISA portable
+
+namespace everwarm::portable {
+namespace {
+
+#include "rows.inl.h"
+
+#include "matmul.inl.h"
+
+#include "attention.inl.h"
+
+}  // namespace
+}  // namespace everwarm::portable
+
+namespace everwarm {
+
+const Kernels& portable_kernels() {
+  using namespace portable;
+  static const Kernels kernels{"portable", rms_norm, quantize, products, gated, gate_floats, rotate, store_kv, attention};
+  return kernels;
+}
+
+}  // namespace everwarm

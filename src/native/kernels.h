@@ -1,0 +1,64 @@
+// The kernels of one instruction set, behind one table. Every table computes the same bits.
+#pragma once
+#include <cstdint>
+
+#include "forms.h"
+#include "threads.h"
+
+namespace everwarm {
+
+// Where quantised activations are written; `QuantRows` reads them.
+struct QuantOut {
+  int inputs;
+  int8_t* codes;
+  float *scale, *scaled_sum;
+  int32_t* sums;
+};
+
+// One product of several that share their activations: y = x W^T + bias, or y += x W^T.
+struct Product {
+  const Weight* quantised;    // one of the two
+  const FloatWeight* floats;
+  const float* bias;          // may be null
+  float* y;
+  size_t stride;              // between rows of y
+  bool add;
+};
+
+enum class KVType : int { f16, q8, q4 };
+
+// One layer's keys and values of a block of tokens, for all KV heads: see attention.inl.h.
+struct KVShape {
+  KVType type;
+  int kv_heads, head_dim;
+};
+
+// Consecutive rows of one sequence in a batch: rows [first, first + count) are at positions start, start + 1, ...
+struct SpanRows {
+  int first, count, start;
+  uint8_t* const* blocks;  // one pointer per block of the sequence, to this layer's part of it
+};
+
+struct Kernels {
+  const char* name;
+  void (*rms_norm)(Pool&, const float* x, int rows, int width, const float* weight, float epsilon, float* y, const QuantOut* q);
+  void (*quantize)(Pool&, const float* x, int rows, const QuantOut& q);
+  void (*products)(Pool&, const QuantRows* q, const float* x, int rows, int inputs, const Product* products, int count);
+  void (*gated)(Pool&, const QuantRows& x, const Weight& gate, const Weight& up, const QuantOut& out);
+  void (*gate_floats)(Pool&, float* gate, const float* up, size_t count);
+  void (*rotate)(Pool&, float* x, int rows, int heads, int head_dim, const float* cosine, const float* sine, int pairs, bool adjacent);
+  void (*store_kv)(Pool&, const KVShape&, const float* k, const float* v, const SpanRows* spans, int count);
+  void (*attention)(Pool&, const KVShape&, const float* q, int heads, const SpanRows* spans, int count, float scale, int window,
+                    float softcap, float* out);
+};
+
+const Kernels& avx512_kernels();
+const Kernels& avx2_kernels();
+const Kernels& portable_kernels();
+
+constexpr int BLOCK = 64;  // tokens per KV block; attention adds up block by block, so it is part of the numerics
+
+// Bytes of one layer's keys and values in a block.
+size_t kv_layer_bytes(const KVShape& shape);
+
+}  // namespace everwarm

@@ -1,0 +1,373 @@
+// Products of quantised activations with packed weights. Included once per instruction set, inside its namespace.
+//
+// One output element is always computed in the same order: over the groups of 32 inputs from first to last, an exact integer dot
+// product, then acc = fma(dot, scale * x_scale, acc), then acc = fma(minimum, x_scaled_sum, acc). Neither the number of rows nor
+// the tile they are computed in changes a bit.
+
+template <Codes C>
+inline void load_codes(const Weight& w, int panel, int group, Bytes out[8]) {
+  const uint8_t* p = w.code(panel, group);
+  if constexpr (C == Codes::bytes) {
+    for (int j = 0; j < 8; j++) out[j] = load_bytes(p + 64 * j);
+    return;
+  }
+  for (int j = 0; j < 4; j++) {
+    const Bytes both = load_bytes(p + 64 * j);
+    out[j] = low_nibbles(both);
+    out[j + 4] = high_nibbles(both);
+  }
+  if constexpr (C == Codes::five) {
+    const Bytes thin = load_bytes(w.thin(panel, group));
+    add_bit<0>(out[0], thin), add_bit<1>(out[1], thin), add_bit<2>(out[2], thin), add_bit<3>(out[3], thin);
+    add_bit<4>(out[4], thin), add_bit<5>(out[5], thin), add_bit<6>(out[6], thin), add_bit<7>(out[7], thin);
+  }
+  if constexpr (C == Codes::six) {
+    const uint8_t* q = w.thin(panel, group);
+    const Bytes low = load_bytes(q), high = load_bytes(q + 64);
+    add_pair<0>(out[0], low), add_pair<1>(out[1], low), add_pair<2>(out[2], low), add_pair<3>(out[3], low);
+    add_pair<0>(out[4], high), add_pair<1>(out[5], high), add_pair<2>(out[6], high), add_pair<3>(out[7], high);
+  }
+}
+
+constexpr int halves_of(Scales s) { return s == Scales::super ? 2 : 1; }
+constexpr bool has_minimum(Scales s) { return s == Scales::half_min || s == Scales::super_min; }
+
+// Scales of a panel and group: one per half of the group (the same for both halves but for `super`), and the minimum.
+template <Scales S>
+inline void load_scales(const Weight& w, int panel, int group, F32 scale[2], F32& minimum) {
+  const uint16_t* half = w.half(panel);
+  if constexpr (S == Scales::half) scale[0] = load_f16(half + group * PANEL);
+  if constexpr (S == Scales::half_min) {
+    scale[0] = load_f16(half + group * 2 * PANEL);
+    minimum = load_f16(half + group * 2 * PANEL + PANEL);
+  }
+  if constexpr (S == Scales::super_min) {
+    const uint16_t* super = half + group / (SUPER / GROUP) * 2 * PANEL;
+    const uint8_t* small = w.small(panel, group);
+    scale[0] = mul(load_f16(super), load_u8(small));
+    minimum = sub(splat(0.f), mul(load_f16(super + PANEL), load_u8(small + PANEL)));
+  }
+  if constexpr (S == Scales::super) {
+    const F32 d = load_f16(half + group / (SUPER / GROUP) * PANEL);
+    const int8_t* small = reinterpret_cast<const int8_t*>(w.small(panel, group));
+    scale[0] = mul(d, load_i8(small));
+    scale[1] = mul(d, load_i8(small + PANEL));
+  }
+}
+
+// What the integer sums start from, so that they come out as sums over (code - zero) * x.
+template <bool WIDE>
+inline int32_t start(int zero, int32_t sum) {
+  return WIDE && WIDE_DOT_IS_CENTRED ? 0 : -zero * sum;
+}
+
+template <bool WIDE>
+inline I32 dot_any(I32 acc, Bytes codes, Bytes x) {
+  if constexpr (WIDE) return dot_wide(acc, codes, x);
+  return dot(acc, codes, x);
+}
+
+// A panel pair, unpacked for many rows: codes [group][8][P][64], scales [group][halves][P][16], minima [group][P][16].
+struct Scratch {
+  std::vector<uint8_t> codes;
+  std::vector<float> scales, minima;
+};
+
+template <Codes C, Scales S, int P>
+void unpack(const Weight& w, int panel, Scratch& out) {
+  constexpr int H = halves_of(S);
+  const int groups = w.groups();
+  out.codes.resize(size_t(groups) * 512 * P);
+  out.scales.resize(size_t(groups) * H * P * PANEL);
+  if (has_minimum(S)) out.minima.resize(size_t(groups) * P * PANEL);
+  for (int g = 0; g < groups; g++)
+    for (int p = 0; p < P; p++) {
+      Bytes codes[8];
+      F32 scale[2], minimum;
+      load_codes<C>(w, panel + p, g, codes);
+      load_scales<S>(w, panel + p, g, scale, minimum);
+      for (int j = 0; j < 8; j++) store_bytes(&out.codes[((size_t(g) * 8 + j) * P + p) * 64], codes[j]);
+      for (int h = 0; h < H; h++) store(&out.scales[((size_t(g) * H + h) * P + p) * PANEL], scale[h]);
+      if constexpr (has_minimum(S)) store(&out.minima[(size_t(g) * P + p) * PANEL], minimum);
+    }
+}
+
+// T rows x P panels from unpacked codes: what prefill runs.
+template <bool WIDE, int H, bool MIN, int T, int P>
+inline void tile(const Scratch& w, int zero, const QuantRows& x, int row, F32 (&acc)[T][P]) {
+  const int groups = x.inputs / GROUP;
+  const int8_t* codes = x.codes + size_t(row) * x.inputs;
+  const float *scale = x.scale + size_t(row) * groups, *scaled_sum = x.scaled_sum + size_t(row) * groups;
+  const int32_t* sums = x.sums + size_t(row) * groups * 2;
+  for (auto& r : acc)
+    for (auto& a : r) a = splat(0.f);
+  for (int g = 0; g < groups; g++) {
+#pragma GCC unroll 2
+    for (int h = 0; h < H; h++) {
+      I32 d[T][P];
+#pragma GCC unroll 8
+      for (int t = 0; t < T; t++) {
+        const int32_t* s = sums + (size_t(t) * groups + g) * 2;
+        const int32_t from = zero == 0 ? 0 : start<WIDE>(zero, H == 1 ? s[0] + s[1] : s[h]);
+        for (int p = 0; p < P; p++) d[t][p] = isplat(from);
+      }
+      const uint8_t* c = &w.codes[(size_t(g) * 8 + h * 4) * P * 64];
+#pragma GCC unroll 8
+      for (int j = 0; j < 8 / H; j++) {
+        Bytes quad[P];
+        for (int p = 0; p < P; p++) quad[p] = load_bytes(c + (j * P + p) * 64);
+#pragma GCC unroll 8
+        for (int t = 0; t < T; t++) {
+          const Bytes q = splat_quad(codes + size_t(t) * x.inputs + g * GROUP + (h * 4 + j) * 4);
+          for (int p = 0; p < P; p++) d[t][p] = dot_any<WIDE>(d[t][p], quad[p], q);
+        }
+      }
+#pragma GCC unroll 8
+      for (int t = 0; t < T; t++) {
+        const F32 sx = splat(scale[size_t(t) * groups + g]);
+        for (int p = 0; p < P; p++) {
+          const F32 s = load(&w.scales[((size_t(g) * H + h) * P + p) * PANEL]);
+          acc[t][p] = fma(to_f32(d[t][p]), mul(s, sx), acc[t][p]);
+        }
+      }
+    }
+    if constexpr (MIN) {
+#pragma GCC unroll 8
+      for (int t = 0; t < T; t++)
+        for (int p = 0; p < P; p++)
+          acc[t][p] = fma(load(&w.minima[(size_t(g) * P + p) * PANEL]), splat(scaled_sum[size_t(t) * groups + g]), acc[t][p]);
+    }
+  }
+}
+
+// T rows x P panels straight from the packed form: what decode runs. Two sums per dot, so that their latencies overlap.
+template <Codes C, Scales S, int T, int P>
+inline void packed_tile(const Weight& w, int panel, const QuantRows& x, int row, F32 (&acc)[T][P]) {
+  constexpr int H = halves_of(S);
+  constexpr bool WIDE = C == Codes::bytes;
+  const int groups = w.groups();
+  for (auto& r : acc)
+    for (auto& a : r) a = splat(0.f);
+  for (int g = 0; g < groups; g++) {
+#pragma GCC unroll 2
+    for (int p = 0; p < P; p++) {
+      Bytes codes[8];
+      F32 scale[2], minimum;
+      load_codes<C>(w, panel + p, g, codes);
+      load_scales<S>(w, panel + p, g, scale, minimum);
+#pragma GCC unroll 4
+      for (int t = 0; t < T; t++) {
+        const size_t at = size_t(row + t) * groups + g;
+        const int8_t* quads = x.codes + size_t(row + t) * x.inputs + g * GROUP;
+        const int32_t* s = x.sums + at * 2;
+        I32 d0 = isplat(w.zero == 0 ? 0 : start<WIDE>(w.zero, H == 1 ? s[0] + s[1] : s[0]));
+        I32 d1 = isplat(H == 1 || w.zero == 0 ? 0 : start<WIDE>(w.zero, s[1]));
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; j++) {
+          d0 = dot_any<WIDE>(d0, codes[j], splat_quad(quads + 4 * j));
+          d1 = dot_any<WIDE>(d1, codes[j + 4], splat_quad(quads + 4 * j + 16));
+        }
+        const F32 sx = splat(x.scale[at]);
+        if constexpr (H == 1) {
+          acc[t][p] = fma(to_f32(iadd(d0, d1)), mul(scale[0], sx), acc[t][p]);
+        } else {
+          acc[t][p] = fma(to_f32(d0), mul(scale[0], sx), acc[t][p]);
+          acc[t][p] = fma(to_f32(d1), mul(scale[1], sx), acc[t][p]);
+        }
+        if constexpr (has_minimum(S)) acc[t][p] = fma(minimum, splat(x.scaled_sum[at]), acc[t][p]);
+      }
+    }
+  }
+}
+
+// T rows x P panels of a matrix of floats, over the inputs from first to last.
+template <Floats TYPE, int T, int P>
+inline void float_tile(const FloatWeight& w, int panel, const float* x, F32 (&acc)[T][P]) {
+  for (auto& r : acc)
+    for (auto& a : r) a = splat(0.f);
+  const size_t stride = size_t(w.inputs) * PANEL * w.element();
+  const uint8_t* data = w.data + panel * stride;
+  for (int k = 0; k < w.inputs; k++) {
+    F32 v[P];
+    for (int p = 0; p < P; p++) {
+      const uint8_t* at = data + p * stride + size_t(k) * PANEL * w.element();
+      if constexpr (TYPE == Floats::f32) v[p] = load(reinterpret_cast<const float*>(at));
+      if constexpr (TYPE == Floats::f16) v[p] = load_f16(reinterpret_cast<const uint16_t*>(at));
+      if constexpr (TYPE == Floats::bf16) v[p] = load_bf16(reinterpret_cast<const uint16_t*>(at));
+    }
+#pragma GCC unroll 8
+    for (int t = 0; t < T; t++) {
+      const F32 xk = splat(x[size_t(t) * w.inputs + k]);
+      for (int p = 0; p < P; p++) acc[t][p] = fma(v[p], xk, acc[t][p]);
+    }
+  }
+}
+
+inline void finish_panel(const Product& product, int outputs, int panel, int row, F32 acc) {
+  const int first = panel * PANEL;
+  float* y = product.y + row * product.stride + first;
+  if (first + PANEL <= outputs) {
+    if (product.bias) acc = ::everwarm::EVERWARM_ISA::add(acc, load(product.bias + first));
+    if (product.add) acc = ::everwarm::EVERWARM_ISA::add(load(y), acc);
+    store(y, acc);
+    return;
+  }
+  float v[PANEL];
+  store(v, acc);
+  for (int i = 0; first + i < outputs; i++) {
+    if (product.bias) v[i] += product.bias[first + i];
+    y[i] = product.add ? y[i] + v[i] : v[i];
+  }
+}
+
+// Calls use(row, acc) for all rows in tiles of at most MOST: compute(row, acc) fills one.
+template <int MOST, int P, class Compute, class Use>
+inline void in_tiles(int rows, Compute&& compute, Use&& use) {
+  int row = 0;
+  for (; row + MOST <= rows; row += MOST) {
+    F32 acc[MOST][P];
+    compute(row, acc);
+    use(row, acc);
+  }
+  if constexpr (MOST > 1) {
+    const int rest = rows - row;
+    if (rest >= MOST / 2 && MOST / 2 > 0) {
+      constexpr int HALF = MOST / 2;
+      for (; row + HALF <= rows; row += HALF) {
+        F32 acc[HALF][P];
+        compute(row, acc);
+        use(row, acc);
+      }
+    }
+    for (; row < rows; row++) {
+      F32 acc[1][P];
+      compute(row, acc);
+      use(row, acc);
+    }
+  }
+}
+
+constexpr int PACKED_ROWS = 4;  // up to this many rows a form is unpacked in registers, for more rows once into scratch
+
+template <Codes C, Scales S, int P, class Use>
+void form_rows(const Weight& w, int panel, const QuantRows& x, Scratch& scratch, Use&& use) {
+  if (x.rows <= PACKED_ROWS) {
+    in_tiles<PACKED_ROWS, P>(
+        x.rows, [&](int row, auto& acc) { packed_tile<C, S>(w, panel, x, row, acc); }, use);
+    return;
+  }
+  unpack<C, S, P>(w, panel, scratch);
+  in_tiles<TILE_ROWS, P>(
+      x.rows, [&](int row, auto& acc) { tile<C == Codes::bytes, halves_of(S), has_minimum(S)>(scratch, w.zero, x, row, acc); }, use);
+}
+
+// use(row, acc[T][P]) for all rows of one or two panels, whatever the form.
+template <int P, class Use>
+void any_form_rows(const Weight& w, int panel, const QuantRows& x, Scratch& scratch, Use&& use) {
+  switch (w.codes) {
+    case Codes::nibbles:
+      if (w.scales == Scales::half) return form_rows<Codes::nibbles, Scales::half, P>(w, panel, x, scratch, use);
+      if (w.scales == Scales::half_min) return form_rows<Codes::nibbles, Scales::half_min, P>(w, panel, x, scratch, use);
+      return form_rows<Codes::nibbles, Scales::super_min, P>(w, panel, x, scratch, use);
+    case Codes::five:
+      if (w.scales == Scales::half) return form_rows<Codes::five, Scales::half, P>(w, panel, x, scratch, use);
+      if (w.scales == Scales::half_min) return form_rows<Codes::five, Scales::half_min, P>(w, panel, x, scratch, use);
+      return form_rows<Codes::five, Scales::super_min, P>(w, panel, x, scratch, use);
+    case Codes::six: return form_rows<Codes::six, Scales::super, P>(w, panel, x, scratch, use);
+    case Codes::bytes: return form_rows<Codes::bytes, Scales::half, P>(w, panel, x, scratch, use);
+  }
+}
+
+template <int P, class Use>
+void float_rows(const FloatWeight& w, int panel, const float* x, int rows, Use&& use) {
+  const auto run = [&](auto compute) { in_tiles<TILE_ROWS, P>(rows, compute, use); };
+  const auto at = [&](int row) { return x + size_t(row) * w.inputs; };
+  switch (w.type) {
+    case Floats::f32: return run([&](int row, auto& acc) { float_tile<Floats::f32>(w, panel, at(row), acc); });
+    case Floats::f16: return run([&](int row, auto& acc) { float_tile<Floats::f16>(w, panel, at(row), acc); });
+    case Floats::bf16: return run([&](int row, auto& acc) { float_tile<Floats::bf16>(w, panel, at(row), acc); });
+  }
+}
+
+// Rows are taken in blocks whose codes stay in the second-level cache while panel after panel passes by.
+constexpr size_t ROW_BLOCK_BYTES = 384 << 10;
+inline int row_block(int inputs) {
+  const int rows = int(ROW_BLOCK_BYTES / size_t(inputs));
+  return rows < 4 * TILE_ROWS ? 4 * TILE_ROWS : rows / TILE_ROWS * TILE_ROWS;
+}
+
+inline QuantRows rows_from(const QuantRows& x, int first, int count) {
+  const size_t at = size_t(first) * (x.inputs / GROUP);
+  return {count, x.inputs, x.codes + size_t(first) * x.inputs, x.scale + at, x.scaled_sum + at, x.sums + 2 * at};
+}
+
+inline Scratch& scratch_of_thread() {
+  static thread_local Scratch scratch;
+  return scratch;
+}
+
+template <int P>
+void product_panels(const Product& product, int panel, const QuantRows* q, const float* x, int first, int count) {
+  const auto use_with = [&](int outputs) {
+    return [&product, outputs, panel, first](int row, auto& acc) {
+      for (size_t t = 0; t < sizeof acc / sizeof acc[0]; t++)
+        for (int p = 0; p < P; p++) finish_panel(product, outputs, panel + p, first + row + int(t), acc[t][p]);
+    };
+  };
+  if (product.quantised)
+    any_form_rows<P>(*product.quantised, panel, rows_from(*q, first, count), scratch_of_thread(), use_with(product.quantised->outputs));
+  else
+    float_rows<P>(*product.floats, panel, x + size_t(first) * product.floats->inputs, count, use_with(product.floats->outputs));
+}
+
+void products(Pool& pool, const QuantRows* q, const float* x, int rows, int inputs, const Product* list, int count) {
+  if (rows <= 0) return;
+  const auto panels_of = [](const Product& p) { return p.quantised ? p.quantised->panels() : p.floats->panels(); };
+  int pairs = 0;
+  for (int i = 0; i < count; i++) pairs += (panels_of(list[i]) + 1) / 2;
+  // A piece of work is some pairs of panels: small enough to share evenly, large enough to be worth claiming.
+  const int step = pairs / (pool.threads() * 8) > 0 ? pairs / (pool.threads() * 8) : 1;
+  const int block = row_block(inputs);
+  for (int first = 0; first < rows; first += block) {
+    const int some = rows - first < block ? rows - first : block;
+    pool.run((pairs + step - 1) / step, [&](int chunk, int) {
+      for (int pair = chunk * step; pair < pairs && pair < (chunk + 1) * step; pair++) {
+        int i = 0, local = pair;
+        while (local >= (panels_of(list[i]) + 1) / 2) local -= (panels_of(list[i++]) + 1) / 2;
+        const int panel = 2 * local;
+        if (panel + 1 < panels_of(list[i]))
+          product_panels<2>(list[i], panel, q, x, first, some);
+        else
+          product_panels<1>(list[i], panel, q, x, first, some);
+      }
+    });
+  }
+}
+
+// silu(x Gate^T) * (x Up^T), quantised as it is computed: a pair of panels is one group of 32 of the next product's inputs.
+void gated(Pool& pool, const QuantRows& x, const Weight& gate, const Weight& up, const QuantOut& out) {
+  const int pairs = gate.outputs / GROUP, groups = pairs;
+  const int step = pairs / (pool.threads() * 8) > 0 ? pairs / (pool.threads() * 8) : 1;
+  const int block = row_block(x.inputs);
+  for (int first = 0; first < x.rows; first += block) {
+    const QuantRows some = rows_from(x, first, x.rows - first < block ? x.rows - first : block);
+    pool.run((pairs + step - 1) / step, [&](int chunk, int) {
+      static thread_local std::vector<float> gates;
+      gates.resize(size_t(some.rows) * GROUP);
+      for (int pair = chunk * step; pair < pairs && pair < (chunk + 1) * step; pair++) {
+        any_form_rows<2>(gate, 2 * pair, some, scratch_of_thread(), [&](int row, auto& acc) {
+          for (size_t t = 0; t < sizeof acc / sizeof acc[0]; t++)
+            for (int p = 0; p < 2; p++) store(&gates[(row + t) * GROUP + p * PANEL], acc[t][p]);
+        });
+        any_form_rows<2>(up, 2 * pair, some, scratch_of_thread(), [&](int row, auto& acc) {
+          for (size_t t = 0; t < sizeof acc / sizeof acc[0]; t++) {
+            const float* g = &gates[(row + t) * GROUP];
+            const size_t at = size_t(first + row + t) * groups + pair;
+            quantize_group(mul(silu(load(g)), acc[t][0]), mul(silu(load(g + PANEL)), acc[t][1]),
+                           out.codes + at * GROUP, out.scale + at, out.scaled_sum + at, out.sums + 2 * at);
+          }
+        });
+      }
+    });
+  }
+}

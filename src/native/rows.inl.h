@@ -1,0 +1,124 @@
+// Row by row: exponential, norm, quantisation, gating, rotation. Included once per instruction set, inside its namespace.
+
+inline float reduce_add(F32 a) {  // fixed order: halves, quarters, ...
+  float v[16];
+  store(v, a);
+  for (int n = 8; n; n /= 2)
+    for (int i = 0; i < n; i++) v[i] += v[i + n];
+  return v[0];
+}
+inline float reduce_max(F32 a) {
+  float v[16];
+  store(v, a);
+  for (int n = 8; n; n /= 2)
+    for (int i = 0; i < n; i++) v[i] = v[i] > v[i + n] ? v[i] : v[i + n];
+  return v[0];
+}
+
+// e^x to about 1 ulp; exactly 0 below -87, exactly 1 at 0.
+inline F32 exponential(F32 x) {
+  const F32 clamped = min(max(x, splat(-87.f)), splat(88.f));
+  const I32 n = round(mul(clamped, splat(1.44269504088896341f)));
+  const F32 k = to_f32(n);
+  F32 r = fma(k, splat(-0.693359375f), clamped);
+  r = fma(k, splat(2.12194440e-4f), r);
+  F32 p = splat(1.9875691500e-4f);
+  p = fma(p, r, splat(1.3981999507e-3f));
+  p = fma(p, r, splat(8.3334519073e-3f));
+  p = fma(p, r, splat(4.1665795894e-2f));
+  p = fma(p, r, splat(1.6666665459e-1f));
+  p = fma(p, r, splat(5.0000001201e-1f));
+  p = fma(p, mul(r, r), add(r, splat(1.f)));
+  return keep_if_at_least(scale_by_power(p, n), x, -87.f);
+}
+inline F32 silu(F32 x) { return div(x, add(splat(1.f), exponential(sub(splat(0.f), x)))); }
+
+// One group of 32: codes, scale and sums at group `g` of a row.
+inline void quantize_group(F32 a, F32 b, int8_t* codes, float* scale, float* scaled_sum, int32_t* sums) {
+  const float greatest = reduce_max(max(abs(a), abs(b)));
+  const F32 inverse = splat(greatest > 0.f ? 127.f / greatest : 0.f);
+  store_i8(codes, round(mul(a, inverse)));
+  store_i8(codes + 16, round(mul(b, inverse)));
+  int32_t low = 0, high = 0;
+  for (int i = 0; i < 16; i++) low += codes[i], high += codes[i + 16];
+  sums[0] = low, sums[1] = high;
+  *scale = greatest / 127.f;
+  *scaled_sum = *scale * float(low + high);
+}
+
+inline void quantize_row(const float* x, const QuantOut& q, int row) {
+  const int groups = q.inputs / GROUP;
+  const size_t at = size_t(row) * groups;
+  for (int g = 0; g < groups; g++)
+    quantize_group(load(x + g * GROUP), load(x + g * GROUP + 16), q.codes + size_t(row) * q.inputs + g * GROUP, q.scale + at + g,
+                   q.scaled_sum + at + g, q.sums + 2 * (at + g));
+}
+
+inline int row_chunks(int rows, int per_chunk) { return (rows + per_chunk - 1) / per_chunk; }
+
+void quantize(Pool& pool, const float* x, int rows, const QuantOut& q) {
+  constexpr int STEP = 8;
+  pool.run(row_chunks(rows, STEP), [&](int chunk, int) {
+    for (int r = chunk * STEP; r < rows && r < (chunk + 1) * STEP; r++) quantize_row(x + size_t(r) * q.inputs, q, r);
+  });
+}
+
+// width may be any; the last, partial vector is added element by element.
+inline float sum_of_squares(const float* x, int width) {
+  F32 sum = splat(0.f);
+  int i = 0;
+  for (; i + 16 <= width; i += 16) {
+    const F32 v = load(x + i);
+    sum = fma(v, v, sum);
+  }
+  float total = reduce_add(sum);
+  for (; i < width; i++) total = std::fma(x[i], x[i], total);
+  return total;
+}
+
+void rms_norm(Pool& pool, const float* x, int rows, int width, const float* weight, float epsilon, float* y, const QuantOut* q) {
+  constexpr int STEP = 8;
+  pool.run(row_chunks(rows, STEP), [&](int chunk, int) {
+    for (int r = chunk * STEP; r < rows && r < (chunk + 1) * STEP; r++) {
+      const float* in = x + size_t(r) * width;
+      float* out = y + size_t(r) * width;
+      const float factor = 1.f / std::sqrt(sum_of_squares(in, width) / float(width) + epsilon);
+      int i = 0;
+      for (; i + 16 <= width; i += 16) store(out + i, mul(mul(load(in + i), splat(factor)), load(weight + i)));
+      for (; i < width; i++) out[i] = in[i] * factor * weight[i];
+      if (q) quantize_row(out, *q, r);
+    }
+  });
+}
+
+void gate_floats(Pool& pool, float* gate, const float* up, size_t count) {
+  constexpr size_t STEP = 4096;
+  pool.run(int((count + STEP - 1) / STEP), [&](int chunk, int) {
+    const size_t end = count < (chunk + 1) * STEP ? count : (chunk + 1) * STEP;
+    size_t i = chunk * STEP;
+    for (; i + 16 <= end; i += 16) store(gate + i, mul(silu(load(gate + i)), load(up + i)));
+    if (i < end) {
+      float g[16] = {}, u[16] = {};
+      std::memcpy(g, gate + i, (end - i) * 4), std::memcpy(u, up + i, (end - i) * 4);
+      store(g, mul(silu(load(g)), load(u)));
+      std::memcpy(gate + i, g, (end - i) * 4);
+    }
+  });
+}
+
+void rotate(Pool& pool, float* x, int rows, int heads, int head_dim, const float* cosine, const float* sine, int pairs, bool adjacent) {
+  constexpr int STEP = 8;
+  pool.run(row_chunks(rows, STEP), [&](int chunk, int) {
+    for (int r = chunk * STEP; r < rows && r < (chunk + 1) * STEP; r++)
+      for (int h = 0; h < heads; h++) {
+        float* head = x + (size_t(r) * heads + h) * head_dim;
+        const float *c = cosine + size_t(r) * pairs, *s = sine + size_t(r) * pairs;
+        for (int i = 0; i < pairs; i++) {
+          float &a = head[adjacent ? 2 * i : i], &b = head[adjacent ? 2 * i + 1 : i + pairs];
+          const float turned = a * c[i] - b * s[i];
+          b = a * s[i] + b * c[i];
+          a = turned;
+        }
+      }
+  });
+}

@@ -1,0 +1,105 @@
+// Sixteen lanes of f32 / i32 as pairs of AVX2 registers (with FMA and F16C). Same bits as the other simd_*.h.
+#pragma once
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace everwarm::avx2 {
+
+struct F32 { __m256 a, b; };
+struct I32 { __m256i a, b; };
+struct Bytes { __m256i a, b; };
+
+inline F32 load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+inline void store(float* p, F32 x) { _mm256_storeu_ps(p, x.a), _mm256_storeu_ps(p + 8, x.b); }
+inline F32 splat(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+inline F32 add(F32 x, F32 y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
+inline F32 sub(F32 x, F32 y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
+inline F32 mul(F32 x, F32 y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
+inline F32 div(F32 x, F32 y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
+inline F32 fma(F32 x, F32 y, F32 z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
+inline F32 max(F32 x, F32 y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
+inline F32 min(F32 x, F32 y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
+inline F32 abs(F32 x) {
+  const __m256 mask = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
+  return {_mm256_and_ps(x.a, mask), _mm256_and_ps(x.b, mask)};
+}
+inline I32 isplat(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+inline I32 iadd(I32 x, I32 y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
+inline F32 to_f32(I32 x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
+inline I32 round(F32 x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
+inline F32 scale_by_power(F32 x, I32 n) {
+  return {_mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x.a), _mm256_slli_epi32(n.a, 23))),
+          _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x.b), _mm256_slli_epi32(n.b, 23)))};
+}
+inline F32 keep_if_at_least(F32 a, F32 x, float limit) {
+  const __m256 l = _mm256_set1_ps(limit);
+  return {_mm256_and_ps(a.a, _mm256_cmp_ps(x.a, l, _CMP_GE_OQ)), _mm256_and_ps(a.b, _mm256_cmp_ps(x.b, l, _CMP_GE_OQ))};
+}
+inline F32 load_f16(const uint16_t* p) {
+  return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
+}
+inline F32 load_bf16(const uint16_t* p) {
+  const __m256i a = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p));
+  const __m256i b = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)(p + 8)));
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(a, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(b, 16))};
+}
+inline void store_f16(uint16_t* p, F32 x) {
+  _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(x.a, _MM_FROUND_TO_NEAREST_INT));
+  _mm_storeu_si128((__m128i*)(p + 8), _mm256_cvtps_ph(x.b, _MM_FROUND_TO_NEAREST_INT));
+}
+inline F32 load_i8(const int8_t* p) {
+  const __m128i x = _mm_loadu_si128((const __m128i*)p);
+  return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(x)), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(x, 8)))};
+}
+inline F32 load_u8(const uint8_t* p) {
+  const __m128i x = _mm_loadu_si128((const __m128i*)p);
+  return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(x)), _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(x, 8)))};
+}
+inline void store_i8(int8_t* p, I32 x) {
+  const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xd8);
+  _mm_storeu_si128((__m128i*)p, _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
+}
+
+inline Bytes load_bytes(const uint8_t* p) { return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 32))}; }
+inline void store_bytes(uint8_t* p, Bytes x) { _mm256_storeu_si256((__m256i*)p, x.a), _mm256_storeu_si256((__m256i*)(p + 32), x.b); }
+inline Bytes low_nibbles(Bytes x) { return {_mm256_and_si256(x.a, _mm256_set1_epi8(15)), _mm256_and_si256(x.b, _mm256_set1_epi8(15))}; }
+inline Bytes high_nibbles(Bytes x) { return low_nibbles({_mm256_srli_epi16(x.a, 4), _mm256_srli_epi16(x.b, 4)}); }
+template <int J>
+inline void add_bit(Bytes& code, Bytes plane) {
+  const auto at4 = [](__m256i v) { return J <= 4 ? _mm256_slli_epi16(v, 4 - (J <= 4 ? J : 4)) : _mm256_srli_epi16(v, (J > 4 ? J : 4) - 4); };
+  const __m256i mask = _mm256_set1_epi8(0x10);
+  code.a = _mm256_or_si256(code.a, _mm256_and_si256(at4(plane.a), mask));
+  code.b = _mm256_or_si256(code.b, _mm256_and_si256(at4(plane.b), mask));
+}
+template <int J>
+inline void add_pair(Bytes& code, Bytes plane) {
+  const auto at4 = [](__m256i v) { return J <= 2 ? _mm256_slli_epi16(v, 4 - 2 * (J <= 2 ? J : 2)) : _mm256_srli_epi16(v, 2); };
+  const __m256i mask = _mm256_set1_epi8(0x30);
+  code.a = _mm256_or_si256(code.a, _mm256_and_si256(at4(plane.a), mask));
+  code.b = _mm256_or_si256(code.b, _mm256_and_si256(at4(plane.b), mask));
+}
+inline Bytes splat_quad(const int8_t* p) {
+  int32_t quad;
+  __builtin_memcpy(&quad, p, 4);
+  return {_mm256_set1_epi32(quad), _mm256_set1_epi32(quad)};
+}
+// Codes up to 63: no pair of products can saturate 16 bits.
+inline I32 dot(I32 acc, Bytes codes, Bytes x) {
+  const __m256i ones = _mm256_set1_epi16(1);
+  return {_mm256_add_epi32(acc.a, _mm256_madd_epi16(_mm256_maddubs_epi16(codes.a, x.a), ones)),
+          _mm256_add_epi32(acc.b, _mm256_madd_epi16(_mm256_maddubs_epi16(codes.b, x.b), ones))};
+}
+// Codes up to 255, minus 128: the sign moves to the activation, and 2 * 128 * 127 still fits.
+inline I32 dot_wide(I32 acc, Bytes codes, Bytes x) {
+  const __m256i flip = _mm256_set1_epi8(-128), ones = _mm256_set1_epi16(1);
+  const __m256i wa = _mm256_xor_si256(codes.a, flip), wb = _mm256_xor_si256(codes.b, flip);
+  return {_mm256_add_epi32(acc.a, _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_abs_epi8(wa), _mm256_sign_epi8(x.a, wa)), ones)),
+          _mm256_add_epi32(acc.b, _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_abs_epi8(wb), _mm256_sign_epi8(x.b, wb)), ones))};
+}
+constexpr bool WIDE_DOT_IS_CENTRED = true;
+
+constexpr int ATTENTION_ROWS = 2;  // x 4 vectors
+constexpr int TILE_ROWS = 2;  // sixteen registers hold two rows of two panels' dots; sums are spilled
+
+}  // namespace everwarm::avx2

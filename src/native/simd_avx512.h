@@ -1,0 +1,71 @@
+// Sixteen lanes of f32 / i32 with AVX-512 (F, BW, VL, VNNI). Same operations, same order, same bits as the other simd_*.h.
+#pragma once
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace everwarm::avx512 {
+
+struct F32 { __m512 v; };
+struct I32 { __m512i v; };
+struct Bytes { __m512i v; };  // 64 bytes: four consecutive inputs for each of sixteen outputs
+
+inline F32 load(const float* p) { return {_mm512_loadu_ps(p)}; }
+inline void store(float* p, F32 a) { _mm512_storeu_ps(p, a.v); }
+inline F32 splat(float x) { return {_mm512_set1_ps(x)}; }
+inline F32 add(F32 a, F32 b) { return {_mm512_add_ps(a.v, b.v)}; }
+inline F32 sub(F32 a, F32 b) { return {_mm512_sub_ps(a.v, b.v)}; }
+inline F32 mul(F32 a, F32 b) { return {_mm512_mul_ps(a.v, b.v)}; }
+inline F32 div(F32 a, F32 b) { return {_mm512_div_ps(a.v, b.v)}; }
+inline F32 fma(F32 a, F32 b, F32 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }  // a * b + c, rounded once
+inline F32 max(F32 a, F32 b) { return {_mm512_max_ps(a.v, b.v)}; }
+inline F32 min(F32 a, F32 b) { return {_mm512_min_ps(a.v, b.v)}; }
+inline F32 abs(F32 a) { return {_mm512_abs_ps(a.v)}; }
+inline I32 isplat(int32_t x) { return {_mm512_set1_epi32(x)}; }
+inline I32 iadd(I32 a, I32 b) { return {_mm512_add_epi32(a.v, b.v)}; }
+inline F32 to_f32(I32 a) { return {_mm512_cvtepi32_ps(a.v)}; }
+inline I32 round(F32 a) { return {_mm512_cvtps_epi32(a.v)}; }  // to nearest, ties to even
+inline F32 scale_by_power(F32 a, I32 n) {                      // a * 2^n
+  return {_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a.v), _mm512_slli_epi32(n.v, 23)))};
+}
+inline F32 keep_if_at_least(F32 a, F32 x, float limit) {  // a where x >= limit, else 0
+  return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.v, _mm512_set1_ps(limit), _CMP_GE_OQ), a.v)};
+}
+inline F32 load_f16(const uint16_t* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))}; }
+inline F32 load_bf16(const uint16_t* p) {
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16))};
+}
+inline void store_f16(uint16_t* p, F32 a) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT)); }
+inline F32 load_i8(const int8_t* p) { return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)))}; }
+inline F32 load_u8(const uint8_t* p) { return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)))}; }
+inline void store_i8(int8_t* p, I32 a) { _mm_storeu_si128((__m128i*)p, _mm512_cvtsepi32_epi8(a.v)); }
+
+inline Bytes load_bytes(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
+inline void store_bytes(uint8_t* p, Bytes a) { _mm512_storeu_si512(p, a.v); }
+inline Bytes low_nibbles(Bytes a) { return {_mm512_and_si512(a.v, _mm512_set1_epi8(15))}; }
+inline Bytes high_nibbles(Bytes a) { return {_mm512_and_si512(_mm512_srli_epi16(a.v, 4), _mm512_set1_epi8(15))}; }
+// Bit J of each byte of `plane` becomes bit 4 of the code; pair J of bits becomes bits 4 and 5.
+template <int J>
+inline void add_bit(Bytes& code, Bytes plane) {
+  const __m512i at4 = J <= 4 ? _mm512_slli_epi16(plane.v, 4 - (J <= 4 ? J : 4)) : _mm512_srli_epi16(plane.v, (J > 4 ? J : 4) - 4);
+  code.v = _mm512_or_si512(code.v, _mm512_and_si512(at4, _mm512_set1_epi8(0x10)));
+}
+template <int J>
+inline void add_pair(Bytes& code, Bytes plane) {
+  const __m512i at4 = J <= 2 ? _mm512_slli_epi16(plane.v, 4 - 2 * (J <= 2 ? J : 2)) : _mm512_srli_epi16(plane.v, 2);
+  code.v = _mm512_or_si512(code.v, _mm512_and_si512(at4, _mm512_set1_epi8(0x30)));
+}
+inline Bytes splat_quad(const int8_t* p) {
+  int32_t quad;
+  __builtin_memcpy(&quad, p, 4);
+  return {_mm512_set1_epi32(quad)};
+}
+// acc + sum over four of (unsigned weight code * signed activation), for each output. Exact.
+inline I32 dot(I32 acc, Bytes codes, Bytes x) { return {_mm512_dpbusd_epi32(acc.v, codes.v, x.v)}; }
+inline I32 dot_wide(I32 acc, Bytes codes, Bytes x) { return dot(acc, codes, x); }
+constexpr bool WIDE_DOT_IS_CENTRED = false;  // dot_wide uses codes as they are, not minus 128
+
+constexpr int ATTENTION_ROWS = 6;  // x 4 vectors
+constexpr int TILE_ROWS = 6;  // x 2 panels of 16 outputs: 12 sums, 12 dots, and room for codes and scales in 32 registers
+
+}  // namespace everwarm::avx512

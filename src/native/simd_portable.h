@@ -1,0 +1,118 @@
+// Sixteen lanes of f32 / i32 in plain C++: loops that a compiler can vectorise. Same bits as the other simd_*.h.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+namespace everwarm::portable {
+
+constexpr int LANES = 16;
+struct F32 { float v[LANES]; };
+struct I32 { int32_t v[LANES]; };
+struct Bytes { uint8_t v[64]; };
+
+#define EACH for (int i = 0; i < LANES; i++)
+inline F32 load(const float* p) { F32 r; std::memcpy(r.v, p, sizeof r.v); return r; }
+inline void store(float* p, F32 a) { std::memcpy(p, a.v, sizeof a.v); }
+inline F32 splat(float x) { F32 r; EACH r.v[i] = x; return r; }
+inline F32 add(F32 a, F32 b) { EACH a.v[i] += b.v[i]; return a; }
+inline F32 sub(F32 a, F32 b) { EACH a.v[i] -= b.v[i]; return a; }
+inline F32 mul(F32 a, F32 b) { EACH a.v[i] *= b.v[i]; return a; }
+inline F32 div(F32 a, F32 b) { EACH a.v[i] /= b.v[i]; return a; }
+inline F32 fma(F32 a, F32 b, F32 c) { EACH c.v[i] = std::fma(a.v[i], b.v[i], c.v[i]); return c; }
+inline F32 max(F32 a, F32 b) { EACH a.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i]; return a; }
+inline F32 min(F32 a, F32 b) { EACH a.v[i] = a.v[i] < b.v[i] ? a.v[i] : b.v[i]; return a; }
+inline F32 abs(F32 a) { EACH a.v[i] = std::fabs(a.v[i]); return a; }
+inline I32 isplat(int32_t x) { I32 r; EACH r.v[i] = x; return r; }
+inline I32 iadd(I32 a, I32 b) { EACH a.v[i] += b.v[i]; return a; }
+inline F32 to_f32(I32 a) { F32 r; EACH r.v[i] = float(a.v[i]); return r; }
+inline I32 round(F32 a) {
+  I32 r;
+  EACH {  // what cvtps2dq does: to nearest even, and the least integer for what does not fit
+    const float x = std::nearbyint(a.v[i]);
+    r.v[i] = x >= -2147483648.f && x < 2147483648.f ? int32_t(x) : INT32_MIN;
+  }
+  return r;
+}
+inline F32 scale_by_power(F32 a, I32 n) {
+  EACH {
+    uint32_t bits;
+    std::memcpy(&bits, &a.v[i], 4);
+    bits += uint32_t(n.v[i]) << 23;
+    std::memcpy(&a.v[i], &bits, 4);
+  }
+  return a;
+}
+inline float half_to_float(uint16_t h) {
+  const uint32_t sign = uint32_t(h & 0x8000) << 16, exponent = (h >> 10) & 31, fraction = h & 0x3ff;
+  uint32_t bits;
+  if (exponent == 31) {
+    bits = sign | 0x7f800000 | (fraction ? 0x400000 | fraction << 13 : 0);
+  } else if (exponent) {
+    bits = sign | (exponent + 112) << 23 | fraction << 13;
+  } else {
+    const float x = float(fraction) * 0x1p-24f;
+    std::memcpy(&bits, &x, 4);
+    bits |= sign;
+  }
+  float f;
+  std::memcpy(&f, &bits, 4);
+  return f;
+}
+inline uint16_t float_to_half(float f) {
+  uint32_t bits;
+  std::memcpy(&bits, &f, 4);
+  const uint16_t sign = uint16_t(bits >> 16 & 0x8000);
+  bits &= 0x7fffffff;
+  if (bits >= 0x7f800000) return sign | 0x7c00 | (bits > 0x7f800000 ? uint16_t(0x200 | (bits >> 13 & 0x3ff)) : 0);
+  if (bits >= 0x477ff000) return sign | 0x7c00;  // rounds to infinity
+  if (bits < 0x38800000) {                       // subnormal or zero: let an addition round
+    float x;
+    std::memcpy(&x, &bits, 4);
+    x += 0.5f;
+    std::memcpy(&bits, &x, 4);
+    return sign | uint16_t(bits - 0x3f000000);
+  }
+  bits += 0xfff + (bits >> 13 & 1) - (112u << 23);
+  return sign | uint16_t(bits >> 13);
+}
+inline F32 keep_if_at_least(F32 a, F32 x, float limit) { EACH a.v[i] = x.v[i] >= limit ? a.v[i] : 0.f; return a; }
+inline F32 load_f16(const uint16_t* p) { F32 r; EACH r.v[i] = half_to_float(p[i]); return r; }
+inline F32 load_bf16(const uint16_t* p) {
+  F32 r;
+  EACH {
+    const uint32_t bits = uint32_t(p[i]) << 16;
+    std::memcpy(&r.v[i], &bits, 4);
+  }
+  return r;
+}
+inline void store_f16(uint16_t* p, F32 a) { EACH p[i] = float_to_half(a.v[i]); }
+inline F32 load_i8(const int8_t* p) { F32 r; EACH r.v[i] = p[i]; return r; }
+inline F32 load_u8(const uint8_t* p) { F32 r; EACH r.v[i] = p[i]; return r; }
+inline void store_i8(int8_t* p, I32 a) { EACH p[i] = int8_t(a.v[i] < -128 ? -128 : a.v[i] > 127 ? 127 : a.v[i]); }
+
+inline Bytes load_bytes(const uint8_t* p) { Bytes r; std::memcpy(r.v, p, 64); return r; }
+inline void store_bytes(uint8_t* p, Bytes a) { std::memcpy(p, a.v, 64); }
+inline Bytes low_nibbles(Bytes a) { for (auto& b : a.v) b &= 15; return a; }
+inline Bytes high_nibbles(Bytes a) { for (auto& b : a.v) b >>= 4; return a; }
+template <int J>
+inline void add_bit(Bytes& code, Bytes plane) {
+  for (int i = 0; i < 64; i++) code.v[i] |= uint8_t((plane.v[i] >> J & 1) << 4);
+}
+template <int J>
+inline void add_pair(Bytes& code, Bytes plane) {
+  for (int i = 0; i < 64; i++) code.v[i] |= uint8_t((plane.v[i] >> 2 * J & 3) << 4);
+}
+inline Bytes splat_quad(const int8_t* p) { Bytes r; EACH std::memcpy(r.v + 4 * i, p, 4); return r; }
+inline I32 dot(I32 acc, Bytes codes, Bytes x) {
+  EACH for (int k = 0; k < 4; k++) acc.v[i] += int32_t(codes.v[4 * i + k]) * int8_t(x.v[4 * i + k]);
+  return acc;
+}
+inline I32 dot_wide(I32 acc, Bytes codes, Bytes x) { return dot(acc, codes, x); }
+constexpr bool WIDE_DOT_IS_CENTRED = false;
+#undef EACH
+
+constexpr int ATTENTION_ROWS = 2;  // x 4 vectors
+constexpr int TILE_ROWS = 2;
+
+}  // namespace everwarm::portable
