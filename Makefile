@@ -5,7 +5,7 @@ PEERS := .venv-peers/bin
 INSTALLED := .venv/installed
 NATIVE := CMakeLists.txt $(wildcard src/native/*)
 
-.PHONY: demo test test-models serve check bench peers format clean help
+.PHONY: docs demo test test-models serve check bench peers format clean help
 
 help:
 	@echo "make demo    install, pull a small model, ask it two questions"
@@ -39,6 +39,9 @@ check: $(INSTALLED)
 format: $(INSTALLED)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+docs: $(INSTALLED)
+	$(BIN)/python docs/generate.py
 
 bench: $(INSTALLED)
 	@model=$$($(BIN)/everwarm pull smollm2) && $(BIN)/python benchmarks/gguf_open.py "$$model"

@@ -28,7 +28,7 @@ def test_sizes(text: str | int, size: int | Share) -> None:
     assert parse_size(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "-1", "many", "5 apples", "101%", "1e3", "GiB", -5, True])
+@pytest.mark.parametrize("text", ["", "-1", "many", "5 apples", "101%", "1e3", "GiB", -5, True, "9" * 400])
 def test_what_is_no_size(text: str | int) -> None:
     with pytest.raises(ValueError):
         parse_size(text)
@@ -48,7 +48,14 @@ def test_flag_beats_environment_beats_file_beats_default(home: Path, monkeypatch
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("THREADS", "0"), ("THREADS", "two"), ("BACKEND", "cuda"), ("KV_TYPE", "q3"), ("KV_BUDGET", "-1GiB")],
+    [
+        ("THREADS", "0"),
+        ("THREADS", "9" * 20),
+        ("THREADS", "two"),
+        ("BACKEND", "cuda"),
+        ("KV_TYPE", "q3"),
+        ("KV_BUDGET", "-1GiB"),
+    ],
 )
 def test_a_value_that_can_not_be_parsed_is_fatal_and_named(
     home: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str

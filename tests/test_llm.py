@@ -1,9 +1,11 @@
 """The Python API on tiny models."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_info
 
 import everwarm
 from everwarm.errors import EverwarmError, ModelError, RequestError, TemplateError, TokenizerError
@@ -104,6 +106,34 @@ def test_logits_have_a_row_per_token(llm: everwarm.LLM) -> None:
         llm.logits([])
 
 
+def test_two_threads_get_what_each_would_get_alone(tiny_path: Path) -> None:
+    for backend in ("native", "reference"):
+        with everwarm.load(tiny_path, backend=backend) as llm, ThreadPoolExecutor(4) as threads:
+            prompts = [f"Number {i}" for i in range(8)]
+            alone = [llm.generate(prompt, max_tokens=12).tokens for prompt in prompts]
+            assert [c.tokens for c in threads.map(lambda p: llm.generate(p, max_tokens=12), prompts)] == alone
+
+
+def test_blas_keeps_its_threads(tiny_path: Path) -> None:
+    def threads() -> list[int]:
+        return [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"]
+
+    before = threads()
+    with everwarm.load(tiny_path, backend="reference") as llm, ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda p: llm.generate(p, max_tokens=5), ["a", "b", "c", "d"] * 3))
+    assert threads() == before
+
+
+def test_damaged_weights_are_told(tmp_path: Path, home: Path) -> None:
+    nan = np.full(256, np.nan, np.float32)
+    Tiny(drop=("output_norm.weight",), add={"output_norm.weight": nan}).write(tmp_path / "nan.gguf")
+    for backend in ("native", "reference"):
+        with everwarm.load(tmp_path / "nan.gguf", backend=backend) as llm:
+            for use in (lambda: llm.generate("abc"), lambda: llm.score("abc")):
+                with pytest.raises(ModelError, match="weights are damaged"):
+                    use()
+
+
 def test_score_is_the_mean_over_windows(llm: everwarm.LLM) -> None:
     text = "The quick brown fox jumps over the lazy dog. " * 5
     ids = llm.tokenize(text)
@@ -119,8 +149,9 @@ def test_score_is_the_mean_over_windows(llm: everwarm.LLM) -> None:
     assert abs(score.ppl - np.exp(np.mean(expected))) < 1e-1
     with pytest.raises(RequestError, match="at least 2"):
         llm.score("x")
-    with pytest.raises(RequestError, match="window 129"):
-        llm.score(text, window=129)
+    for window in (0, 1, 129):
+        with pytest.raises(RequestError, match=f"window {window}"):
+            llm.score(text, window=window)
 
 
 def test_weights_are_built_once(llm: everwarm.LLM) -> None:
@@ -151,7 +182,17 @@ def test_preload_leaves_no_miss(llm: everwarm.LLM) -> None:
         ({"tokens": []}, "the prompt is empty"),
         ({"tokens": [-1]}, "token -1 is not in the vocabulary"),
         ({"prompt": "x" * 128}, "128 tokens, the model's context is 128"),
-        ({"prompt": "a", "max_tokens": 0}, "max_tokens 0: must be at least 1"),
+        ({"prompt": "a", "max_tokens": 0}, "max_tokens 0: must be a whole number of at least 1"),
+        ({"prompt": "a", "max_tokens": None}, "max_tokens None: must be a whole number"),
+        ({"prompt": "a", "max_tokens": 2.5}, "max_tokens 2.5: must be a whole number"),
+        ({"prompt": "a", "temperature": None}, "temperature None: must be a number"),
+        ({"prompt": "a", "seed": 1.5}, "seed 1.5: must be a whole number"),
+        ({"prompt": "a", "logit_bias": None}, "logit_bias: expected"),
+        ({"prompt": "a", "logit_bias": {"5": 1}}, "logit_bias '5'"),
+        ({"prompt": "a", "logit_bias": {5: 1e39}}, "logit_bias 5"),
+        ({"prompt": "a", "stop": [5]}, "stop: expected a text"),
+        ({"prompt": b"a"}, "prompt: expected a text, found bytes"),
+        ({"tokens": [1.7]}, "expected a list of whole numbers"),
         ({"prompt": "a", "temperature": -1}, "temperature -1: must be at least 0"),
         ({"prompt": "a", "temprature": 1}, "unknown option.* temprature; known are temperature"),
     ],

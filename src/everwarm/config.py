@@ -23,7 +23,11 @@ _UNITS |= {unit + "i": 1024**power for power, unit in enumerate("kmgt", start=1)
 
 def home() -> Path:
     """Where models and caches live. It is asked for before any setting, so it can come from the environment only."""
-    return Path(os.environ.get(PREFIX + "HOME") or "~/.everwarm").expanduser()
+    path = os.environ.get(PREFIX + "HOME") or "~/.everwarm"
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(f"variable {PREFIX}HOME: can't understand {path!r}: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +51,15 @@ def parse_size(text: str | int) -> int | Share:
         if number > 100:
             raise ValueError("a share can't be more than 100%")
         return Share(number / 100)
+    if number > 1e18:
+        raise ValueError("that is more than any machine has")
     return int(number * _UNITS[unit if unit == "b" else unit.removesuffix("b")])
 
 
-def _count(text: str | int) -> int:
-    value = int(text)
-    if value < 1:
-        raise ValueError("expected a whole number of at least 1")
+def _threads(text: str | int) -> int:
+    value = int(text) if isinstance(text, str | int) else 0
+    if not 1 <= value <= 1024:
+        raise ValueError("expected a whole number between 1 and 1024")
     return value
 
 
@@ -74,6 +80,7 @@ class Setting:
     parse: Callable[[str | int], object]
     default: object
     help: str
+    has_flag: bool = True
 
     @property
     def variable(self) -> str:
@@ -89,9 +96,9 @@ SETTINGS = {
     for setting in (
         Setting("backend", _one_of("auto", "native", "reference"), "auto", "which kernels compute"),
         Setting("isa", _one_of("auto", "avx512", "avx2", "portable"), "auto", "instruction set of the native kernels"),
-        Setting("threads", _count, None, "threads to compute with (default: the cores this process may use)"),
-        Setting("weight_budget", parse_size, None, "bytes that weights may take in memory (not enforced yet)"),
-        Setting("kv_budget", parse_size, None, "bytes that KV caches may take in memory (not enforced yet)"),
+        Setting("threads", _threads, None, "threads to compute with (default: the cores this process may use)"),
+        Setting("weight_budget", parse_size, None, "bytes that weights may take in memory (not enforced yet)", False),
+        Setting("kv_budget", parse_size, None, "bytes that KV caches may take in memory (not enforced yet)", False),
         Setting(
             "kv_type", _one_of("f16", "q8", "q4"), "f16", "how native kernels store KV; the reference backend keeps f32"
         ),
@@ -116,7 +123,7 @@ def resolve(given: Mapping[str, str | int | None] | None = None) -> dict[str, Va
 
 def _resolve_one(setting: Setting, given: str | int | None, file: Mapping[str, str | int]) -> Value:
     candidates = (
-        (given, f"flag {setting.flag}"),
+        (given, f"flag {setting.flag}" if setting.has_flag else f"argument {setting.name}"),
         (os.environ.get(setting.variable), f"variable {setting.variable}"),
         (file.get(setting.name), f"config.toml {setting.name}"),
     )

@@ -4,6 +4,7 @@ In: text, messages or token ids. Out: events with tokens and complete characters
 caches) is behind it.
 """
 
+import operator
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -70,6 +71,7 @@ def load(
     weight_budget: str | int | None = None,
     kv_budget: str | int | None = None,
     kv_type: str | None = None,
+    isa: str | None = None,
 ) -> "LLM":
     """Open a model: a path, or a name that was pulled.
 
@@ -81,6 +83,7 @@ def load(
         "weight_budget": weight_budget,
         "kv_budget": kv_budget,
         "kv_type": kv_type,
+        "isa": isa,
     }
     settings = config.resolve(given)
     return LLM(resolve(str(path_or_name), config.home()), settings)
@@ -136,7 +139,7 @@ class LLM:
 
     def logits(self, token_ids: Sequence[int]) -> npt.NDArray[np.float32]:
         """Logits after each of the tokens: (n, vocab). Nothing is added to them: no BOS, no template."""
-        ids = [int(token) for token in token_ids]
+        ids = _token_ids(token_ids)
         self._check_ids(ids)
         with closing(self._model.new_kv()) as kv:
             return np.concatenate(list(prefill(self._model, kv, ids, logits_from=0)))
@@ -153,7 +156,7 @@ class LLM:
         if sum(source is not None for source in (prompt, messages, tokens)) != 1:
             raise RequestError("give exactly one of prompt, messages and tokens")
         if tokens is not None:
-            ids = [int(token) for token in tokens]
+            ids = _token_ids(tokens)
         elif messages is not None:
             segments = self.template.render(messages)
             bos = self.tokenizer.bos_id
@@ -162,6 +165,8 @@ class LLM:
             )
             ids = self.tokenizer.encode(segments, add_bos=self.tokenizer.add_bos and not opens_with_bos)
         else:
+            if not isinstance(prompt, str):
+                raise RequestError(f"prompt: expected a text, found {type(prompt).__name__}")
             if not prompt:
                 raise RequestError("the prompt is empty: give at least one character")
             ids = self.tokenizer.encode(prompt, special=special, add_bos=self.tokenizer.add_bos)
@@ -176,18 +181,31 @@ class LLM:
         tokens: Sequence[int] | None = None,
         special: bool = False,
         max_tokens: int = DEFAULT_MAX_TOKENS,
-        stop: str | Sequence[str] = (),
+        stop: str | Sequence[str] | None = None,
         ignore_eos: bool = False,
         **sampling: Any,
     ) -> Iterator[Event]:
         """Generate, an event per token. `sampling` takes the fields of `everwarm.engine.sampling.Sampling`."""
-        if max_tokens < 1:
-            raise RequestError(f"max_tokens {max_tokens}: must be at least 1")
+        checked = self.check_options(max_tokens=max_tokens, stop=stop, **sampling)
         ids = self.encode_prompt(prompt, messages=messages, tokens=tokens, special=special)
-        sampler = Sampler(_make_sampling(sampling), ids, self.config.vocab_size)
-        matcher = StopMatcher([stop] if isinstance(stop, str) else stop)
+        sampler = Sampler(checked, ids, self.config.vocab_size)
+        matcher = StopMatcher([stop] if isinstance(stop, str) else stop or ())
         limit = min(max_tokens, self.config.context - len(ids))
         return self._events(ids, sampler, limit, matcher, frozenset() if ignore_eos else self.tokenizer.eog_ids)
+
+    def check_options(
+        self, *, max_tokens: int = 1, stop: str | Sequence[str] | None = None, **sampling: Any
+    ) -> Sampling:
+        """Raise RequestError if `stream` would refuse these options."""
+        if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1:
+            raise RequestError(f"max_tokens {max_tokens!r}: must be a whole number of at least 1")
+        if not all(isinstance(text, str) for text in ([stop] if isinstance(stop, str) else stop or ())):
+            raise RequestError("stop: expected a text or a list of texts")
+        unknown = set(sampling) - set(Sampling.__dataclass_fields__)
+        if unknown:
+            known = ", ".join(Sampling.__dataclass_fields__)
+            raise RequestError(f"unknown option(s) {', '.join(sorted(unknown))}; known are {known}")
+        return Sampling(**sampling)
 
     def _events(
         self, ids: list[int], sampler: Sampler, limit: int, matcher: StopMatcher, end_ids: frozenset[int]
@@ -239,7 +257,7 @@ class LLM:
     def score(self, text: str, window: int | None = None, progress: Callable[[int, int], None] | None = None) -> Score:
         """Perplexity of a text, in windows of `window` tokens."""
         ids = self.tokenizer.encode(text, add_bos=self.tokenizer.add_bos)
-        return score(self._model, ids, window or min(SCORE_WINDOW, self.config.context), progress)
+        return score(self._model, ids, min(SCORE_WINDOW, self.config.context) if window is None else window, progress)
 
     @property
     def template(self) -> ChatTemplate:
@@ -265,10 +283,8 @@ class LLM:
                 raise RequestError(f"token {token} is not in the vocabulary of {self.config.vocab_size:,}")
 
 
-def _make_sampling(fields: Mapping[str, Any]) -> Sampling:
-    unknown = set(fields) - set(Sampling.__dataclass_fields__)
-    if unknown:
-        raise RequestError(
-            f"unknown option(s) {', '.join(sorted(unknown))}; known are {', '.join(Sampling.__dataclass_fields__)}"
-        )
-    return Sampling(**fields)
+def _token_ids(tokens: Sequence[int]) -> list[int]:
+    try:
+        return [operator.index(token) for token in tokens]
+    except TypeError:
+        raise RequestError("tokens: expected a list of whole numbers") from None

@@ -1,6 +1,8 @@
 """The command line as a person meets it: what goes to stdout, what to stderr, which exit code."""
 
 import json
+import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -127,6 +129,43 @@ def test_chat_remembers_resets_and_exits(tiny: Path, home: Path) -> None:
     assert "unknown command /what" in result.stderr
 
 
+def run_as_person(arguments: list[str], stdin: bytes = b"", **environment: str) -> subprocess.CompletedProcess[bytes]:
+    code = "from everwarm.cli import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        input=stdin, capture_output=True, env=os.environ | environment, timeout=120, check=False,
+    )  # fmt: skip
+
+
+def test_input_that_is_not_utf8(tiny: Path, home: Path) -> None:
+    for arguments in (["generate", str(tiny), "--prompt", "-"], ["chat", str(tiny)]):
+        result = run_as_person(arguments, b"caf\xe9\n", PYTHONIOENCODING="utf-8:strict")
+        assert result.returncode == 2
+        assert b"not UTF-8" in result.stderr.splitlines()[-1]
+
+
+def test_a_terminal_that_knows_only_ascii(tiny: Path, home: Path) -> None:
+    result = run_as_person(["inspect", str(tiny)], PYTHONIOENCODING="ascii")
+    assert result.returncode == 0
+
+
+def test_no_command_shows_help(home: Path) -> None:
+    result = run_as_person([])
+    assert result.returncode == 2
+    assert result.stderr.count(b"\n") > 5
+
+
+def test_what_a_file_says_does_not_steer_the_terminal(cli: Cli, tmp_path: Path) -> None:
+    odd = {"note": "[/INST] \x1b]0;title\x07 [/b] \\[x", "[/b]": "key"}
+    Tiny(metadata=odd, add={"[/i].weight": np.ones(4, np.float32)}).write(tmp_path / "odd.gguf")
+    code, out, _ = cli("inspect", tmp_path / "odd.gguf", "--tensors")
+    assert code == 0
+    assert "\x1b" not in out
+    assert "[/INST] \\x1b]0;title\\x07 [/b] \\[x" in out
+    assert "llama.[/b]" in out
+    assert "[/i].weight" in out
+
+
 def test_version_and_help(cli: Cli) -> None:
     assert cli("--version")[1].startswith("everwarm ")
     code, out, _ = cli("--help")
@@ -219,6 +258,22 @@ class TestBadInput:
         assert "not UTF-8" in self.refused(cli, "generate", tiny, "--messages", bad)
         bad.write_text('[{"content": "no role"}]')
         self.refused(cli, "generate", tiny, "--messages", bad)
+
+    def test_paths_that_can_not_be(self, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+        for path in ("~nosuchuser/x.gguf", "x" * 5000, "a\0b", ""):
+            self.refused(cli, "inspect", path)
+        monkeypatch.setenv("EVERWARM_HOME", "~nosuchuser/x")
+        assert "EVERWARM_HOME" in self.refused(cli, "doctor")
+
+    def test_chat_refuses_options_at_once(self, cli: Cli, tiny: Path) -> None:
+        for option, value in (("--temperature", -1), ("--max-tokens", 0), ("--top-p", 7)):
+            code, out, err = cli("chat", tiny, option, value)
+            assert (code, out, err.count("\n")) == (2, "", 1)
+
+    def test_a_port_in_use(self, cli: Cli, tiny: Path) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            assert f"can't listen on 127.0.0.1:{port}" in self.refused(cli, "serve", tiny, "--port", port)
 
     def test_settings_that_are_none(self, cli: Cli, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert "--backend" in self.refused(cli, "generate", tiny, "--prompt", "a", "--backend", "magic")

@@ -64,9 +64,11 @@ def test_a_file_without_a_model() -> None:
         ({"rope__dimension_count": 15}, "must be even and at most the head's 16"),
         ({"rope__dimension_count": 32}, "must be even and at most the head's 16"),
         ({"rope__scaling__type": "longrope"}, "'longrope' is not supported"),
-        ({"rope__freq_base": 0.0}, "must be positive"),
-        ({"rope__freq_base": float("nan")}, "must be positive"),
-        ({"rope__scaling__factor": -1.0}, "must be positive"),
+        ({"rope__freq_base": 0.0}, "must be finite"),
+        ({"rope__freq_base": float("nan")}, "must be finite"),
+        ({"rope__freq_base": 1.0, "rope__scaling__type": "yarn", "rope__scaling__factor": 2.0}, "must be finite"),
+        ({"attention__sliding_window": -5}, "sliding_window = -5: must be at least 1"),
+        ({"rope__scaling__factor": -1.0}, "must be finite"),
     ],
 )
 def test_bad_metadata_is_named(changes: dict[str, object], message: str) -> None:

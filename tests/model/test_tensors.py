@@ -27,6 +27,11 @@ def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
         check(tmp_path, Tiny(drop=("blk.1.ffn_up.weight",)))
 
 
+def test_an_absurd_number_of_layers_costs_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"block_count is 4,000,000,000, but the file has only 20 tensors"):
+        check(tmp_path, Tiny(metadata={"block_count": 4_000_000_000}))
+
+
 def test_qwen2_needs_its_biases(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"attn_q\.bias is missing"):
         check(tmp_path, Tiny(architecture="qwen2"))

@@ -56,6 +56,14 @@ def test_a_stream_spells_the_same_answer(client: httpx.Client) -> None:
     assert [choice["finish_reason"] for choice in choices][-1] == whole["finish_reason"]
 
 
+def test_a_client_that_goes_away_does_not_keep_others_waiting(client: httpx.Client) -> None:
+    long = HELLO | {"stream": True, "max_tokens": 100, "messages": [{"role": "user", "content": "Go on"}]}
+    for _ in range(3):
+        with client.stream("POST", "/v1/chat/completions", json=long) as response:
+            next(response.iter_lines())
+    assert client.post("/v1/chat/completions", json=HELLO, timeout=10).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [
@@ -64,6 +72,7 @@ def test_a_stream_spells_the_same_answer(client: httpx.Client) -> None:
         ({"messages": "Hi"}, "messages"),
         ({"messages": [{"role": "user", "content": "x" * 500}]}, "context"),
         ({"max_tokens": -3}, "max_tokens"),
+        ({"max_tokens": 0}, "max_tokens"),
         ({"logprobs": True}, "logprobs"),
     ],
 )

@@ -48,6 +48,9 @@ def run(arguments: Sequence[str]) -> int:
         return _complain(str(error))
     except _UsageError as error:
         message = error.format_message()
+        if message.startswith("Usage:"):  # nothing was asked: help, not a complaint
+            print(message, file=sys.stderr)
+            return 2
         context = getattr(error, "ctx", None)
         hint = f" (see '{context.command_path} --help')" if context is not None else ""
         return _complain(message + hint) if message else 2  # the message is empty when help was shown instead

@@ -55,6 +55,11 @@ def bytes_bar() -> Iterator[Report]:
         yield show
 
 
+def printable(text: str) -> str:
+    """On one line, without control characters: what a file says must not steer the terminal."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in text)
+
+
 def human_bytes(count: int) -> str:
     """98362432 -> 93.8 MiB."""
     size, units = float(count), ["bytes", "KiB", "MiB", "GiB", "TiB"]

@@ -9,9 +9,10 @@ from typing import Annotated, Any
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from everwarm import config
-from everwarm.cli.console import human_bytes, out, print_json
+from everwarm.cli.console import human_bytes, out, print_json, printable
 
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False) -> None:
@@ -26,7 +27,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="One JSON object
         )
         for key, value in rows.items():
             shown = f"{value['value']}  ({value['source']})" if isinstance(value, dict) else str(value)
-            table.add_row(key, shown.replace("[", "\\["))
+            table.add_row(key, Text(printable(shown)))
         out.print(table)
 
 

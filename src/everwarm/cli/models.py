@@ -8,9 +8,10 @@ from typing import Annotated, Any
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from everwarm import config
-from everwarm.cli.console import bytes_bar, err, human_bytes, out, print_json
+from everwarm.cli.console import bytes_bar, err, human_bytes, out, print_json, printable
 
 
 def pull(
@@ -46,7 +47,7 @@ def inspect(
         return
     table = Table("key", "value", box=None, header_style="bold")
     for key, value in summary["metadata"].items():
-        table.add_row(key, _short(value))
+        table.add_row(Text(printable(key)), Text(_short(value)))
     out.print(table)
     out.print(
         f"\n{summary['tensor_count']} tensors, {summary['parameters']:,} parameters, "
@@ -57,7 +58,7 @@ def inspect(
         table = Table("tensor", "type", "shape", "bytes", box=None, header_style="bold")
         table.columns[3].justify = "right"
         for name, kind, shape, size in rows:
-            table.add_row(name, kind, " x ".join(map(str, shape)), f"{size:,}")
+            table.add_row(Text(printable(name)), kind, " x ".join(map(str, shape)), f"{size:,}")
         out.print(table)
 
 
@@ -87,6 +88,5 @@ def _plain(value: Any) -> Any:
 def _short(value: Any) -> str:
     if isinstance(value, dict):
         return f"{value['length']:,} items: {', '.join(repr(item) for item in value['first'])[:80]} ..."
-    text = value if isinstance(value, str) else repr(value)
-    text = text.replace("\n", "\\n").replace("[", "\\[")
+    text = printable(value) if isinstance(value, str) else repr(value)
     return text if len(text) <= 100 else text[:97] + "..."

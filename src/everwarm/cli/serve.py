@@ -1,12 +1,14 @@
 """`everwarm serve`."""
 
+import socket
 from typing import Annotated
 
 import typer
 
 from everwarm import config
 from everwarm.cli.console import bytes_bar, err
-from everwarm.cli.options import Backend, Threads
+from everwarm.cli.options import Backend, Isa, KvType, Threads
+from everwarm.errors import ConfigError
 
 DEFAULT = "smollm2"
 
@@ -18,7 +20,9 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8080,
     backend: Backend = None,
+    isa: Isa = None,
     threads: Threads = None,
+    kv_type: KvType = None,
 ) -> None:
     """Serve a model over OpenAI's chat API, one request at a time."""
     import uvicorn
@@ -27,12 +31,18 @@ def serve(
     from everwarm.pull import pull
     from everwarm.server.app import create_app
 
+    try:
+        listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        reason = error.strerror or error
+        raise ConfigError(f"can't listen on {host}:{port}: {reason}; choose another --host or --port") from None
     if model == DEFAULT:
         with bytes_bar() as bar:
             pull(model, config.home(), progress=bar)
-    with load(model, backend=backend, threads=threads) as llm:
+    with load(model, backend=backend, isa=isa, threads=threads, kv_type=kv_type) as llm:
         llm.weights.preload()
-        err.print(f"serving {llm.config.name} at http://{host}:{port}/v1, Ctrl-C ends", markup=False)
-        uvicorn.run(
-            create_app(llm, llm.path.stem if model != DEFAULT else model), host=host, port=port, log_level="warning"
-        )
+        with listener:
+            address = f"http://{host}:{listener.getsockname()[1]}/v1"
+            err.print(f"serving {llm.config.name} at {address}, Ctrl-C ends", markup=False)
+            app = create_app(llm, llm.path.stem if model != DEFAULT else model)
+            uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listener])

@@ -13,7 +13,9 @@ import typer
 from everwarm.cli.console import err, out, print_json
 from everwarm.cli.options import (
     Backend,
+    Isa,
     Json,
+    KvType,
     MaxTokens,
     MinP,
     Model,
@@ -47,14 +49,16 @@ def generate(
     stop: Stop = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end token.")] = False,
     backend: Backend = None,
+    isa: Isa = None,
     threads: Threads = None,
+    kv_type: KvType = None,
     as_json: Json = False,
 ) -> None:
     """Answer one prompt. The text goes to stdout as it comes, the speed to stderr."""
     source = _source(prompt, messages, raw)
     if raw and special:
         source["special"] = True
-    with _loaded(model, backend, threads) as llm:
+    with _loaded(model, backend, isa, threads, kv_type) as llm:
         completion = llm.generate(
             **source,
             max_tokens=max_tokens,
@@ -86,11 +90,23 @@ def chat(
     repetition_penalty: RepetitionPenalty = 1.0,
     seed: Seed = None,
     backend: Backend = None,
+    isa: Isa = None,
     threads: Threads = None,
+    kv_type: KvType = None,
 ) -> None:
     """Talk with a model. /reset forgets the conversation, /exit (or Ctrl-D) ends it; Ctrl-C stops an answer."""
     opening = [{"role": "system", "content": system}] if system else []
-    with _loaded(model, backend, threads) as llm:
+    options: dict[str, Any] = {
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "seed": seed,
+    }
+    with _loaded(model, backend, isa, threads, kv_type) as llm:
+        llm.check_options(**options)
         history: list[dict[str, str]] = list(opening)
         err.print(f"{llm.config.name}: /reset forgets, /exit ends", style="dim", markup=False)
         while (line := _ask()) is not None:
@@ -107,17 +123,7 @@ def chat(
                 continue
             said = [*history, {"role": "user", "content": line}]
             try:
-                answer = llm.generate(
-                    messages=said,
-                    max_tokens=max_tokens,
-                    on_event=_print_text,
-                    temperature=temperature,
-                    top_k=top_k,
-                    top_p=top_p,
-                    min_p=min_p,
-                    repetition_penalty=repetition_penalty,
-                    seed=seed,
-                )
+                answer = llm.generate(messages=said, on_event=_print_text, **options)
             except KeyboardInterrupt:
                 err.print("\nstopped; that turn is forgotten", style="dim")
                 continue
@@ -136,12 +142,14 @@ def score(
         int | None, typer.Option(help="Tokens per window (default: 2048, or the context if less).")
     ] = None,
     backend: Backend = None,
+    isa: Isa = None,
     threads: Threads = None,
+    kv_type: KvType = None,
     as_json: Json = False,
 ) -> None:
     """Perplexity of a text under a model: the mean surprise per token, in windows that are scored on their own."""
     text = _read_text(text_file)
-    with _loaded(model, backend, threads) as llm:
+    with _loaded(model, backend, isa, threads, kv_type) as llm:
         result = llm.score(text, window)
     if as_json:
         print_json(asdict(result))
@@ -150,10 +158,12 @@ def score(
 
 
 @contextmanager
-def _loaded(model: str, backend: str | None, threads: int | None) -> Iterator["LLM"]:
+def _loaded(
+    model: str, backend: str | None, isa: str | None, threads: int | None, kv_type: str | None
+) -> Iterator["LLM"]:
     from everwarm.llm import load
 
-    with load(model, backend=backend, threads=threads) as llm:
+    with load(model, backend=backend, isa=isa, threads=threads, kv_type=kv_type) as llm:
         yield llm
 
 
@@ -164,7 +174,7 @@ def _source(prompt: str | None, messages: Path | None, raw: bool) -> dict[str, A
         if raw:
             raise RequestError("--raw goes with --prompt: messages need the chat template")
         return {"messages": _read_messages(messages)}
-    text = sys.stdin.read() if prompt == "-" else prompt
+    text = _read_stdin() if prompt == "-" else prompt
     if not text:
         raise RequestError("the prompt is empty: give at least one character")
     return {"prompt": text} if raw else {"messages": [{"role": "user", "content": text}]}
@@ -189,6 +199,13 @@ def _read_text(path: Path) -> str:
         raise RequestError(f"{path}: not UTF-8: {error}") from None
 
 
+def _read_stdin() -> str:
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise RequestError(f"standard input: not UTF-8: {error}") from None
+
+
 def _ask() -> str | None:
     try:
         if sys.stdin.isatty():
@@ -199,6 +216,8 @@ def _ask() -> str | None:
         return line.strip() if line else None
     except EOFError:
         return None
+    except UnicodeDecodeError as error:
+        raise RequestError(f"standard input: not UTF-8: {error}") from None
 
 
 def _print_text(event: "Event") -> None:

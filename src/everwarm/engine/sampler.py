@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from everwarm.engine.sampling import Sampling
-from everwarm.errors import RequestError
+from everwarm.errors import ModelError, RequestError
 
 F32 = npt.NDArray[np.float32]
 
@@ -48,6 +48,8 @@ class Sampler:
 
     def sample(self, logits: F32) -> Choice:
         """Choose the next token and remember it for the penalties."""
+        if not np.isfinite(logits.max()):  # NaN wins every maximum, so this sees one anywhere
+            raise ModelError("the model computed no numbers (NaN or infinity): its weights are damaged")
         token = self._choose(self._adjust(logits))
         self._answer[token] += 1
         self._drawn += 1

@@ -1,10 +1,13 @@
 """What a caller may ask of the sampler: plain data, checked when it is made."""
 
 import math
+import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from everwarm.errors import RequestError
+
+LARGEST_BIAS = 1e6  # more than any logit, and far from what f32 can't hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,22 +30,33 @@ class Sampling:
     def __post_init__(self) -> None:
         _check("temperature", self.temperature, 0.0, math.inf, "0 is greedy")
         _check("top_k", self.top_k, 0, math.inf, "0 keeps all tokens")
+        if not isinstance(self.top_k, int) or not isinstance(self.top_logprobs, int):
+            raise RequestError("top_k and top_logprobs: must be whole numbers")
         _check("top_p", self.top_p, 0.0, 1.0, "1 keeps all tokens", exclusive=True)
         _check("min_p", self.min_p, 0.0, 1.0, "0 keeps all tokens")
         _check("repetition_penalty", self.repetition_penalty, 0.0, math.inf, "1 is none", exclusive=True)
         _check("presence_penalty", self.presence_penalty, -math.inf, math.inf, "0 is none")
         _check("frequency_penalty", self.frequency_penalty, -math.inf, math.inf, "0 is none")
         _check("top_logprobs", self.top_logprobs, 0, 1000, "0 is none")
+        if not isinstance(self.logit_bias, Mapping):
+            raise RequestError("logit_bias: expected token ids and what is added to their logits")
         for token, bias in self.logit_bias.items():
-            if math.isnan(bias) or bias == math.inf:
+            if not isinstance(token, int) or not _is_number(bias) or not -math.inf <= bias <= LARGEST_BIAS:
                 raise RequestError(
-                    f"logit_bias of token {token} is {bias}: must be a number, or -inf to forbid the token"
+                    f"logit_bias {token!r}: {bias!r}: must be a token id and a number up to {LARGEST_BIAS:.0e}, "
+                    "-inf to forbid the token"
                 )
-        if self.seed is not None and not 0 <= self.seed < 2**64:
-            raise RequestError(f"seed {self.seed}: must be between 0 and 2^64 - 1")
+        if self.seed is not None and (not isinstance(self.seed, int) or not 0 <= self.seed < 2**64):
+            raise RequestError(f"seed {self.seed!r}: must be a whole number between 0 and 2^64 - 1")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def _check(name: str, value: float, low: float, high: float, hint: str, *, exclusive: bool = False) -> None:
+    if not _is_number(value):
+        raise RequestError(f"{name} {value!r}: must be a number ({hint})")
     inside = (low < value if exclusive else low <= value) and value <= high and not math.isinf(value)
     if not inside:  # NaN fails every comparison, so it lands here too
         relation = "more than" if exclusive else "at least"

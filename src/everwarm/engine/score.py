@@ -14,7 +14,7 @@ import numpy as np
 
 from everwarm.engine.generate import prefill
 from everwarm.engine.sampler import log_softmax
-from everwarm.errors import RequestError
+from everwarm.errors import ModelError, RequestError
 from everwarm.model.transformer import Transformer
 
 
@@ -49,4 +49,6 @@ def score(
         if progress:
             progress(min(low + window, len(tokens)), len(tokens))
     nll = total / count
+    if math.isnan(nll):
+        raise ModelError("the model computed no numbers (NaN): its weights are damaged")
     return Score(count, nll, math.exp(nll) if nll < 700 else math.inf)

@@ -5,8 +5,9 @@ oracle of native kernels. BLAS may add in another order for another number of ro
 tolerance (`exact` is False).
 """
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 
 import numpy as np
 import numpy.typing as npt
@@ -23,16 +24,23 @@ class BlasThreads:
     """
 
     FEW_ROWS = 64
+    _lock = threading.Lock()
 
     def __init__(self, threads: int | None) -> None:
         """`threads` for every step; None is the library's own choice for many rows and one thread for few."""
         self._threads = threads
         self._controller = ThreadpoolController().select(user_api="blas")
+        self._most = max((pool["num_threads"] for pool in self._controller.info()), default=1)
 
     def limit(self, rows: int) -> AbstractContextManager[object]:
         """While this context is open, products of a step of `rows` rows may be computed."""
-        threads = self._threads or (1 if rows < self.FEW_ROWS else None)
-        return nullcontext() if threads is None else self._controller.limit(limits=threads)
+        return self._limited(self._threads or (1 if rows < self.FEW_ROWS else self._most))
+
+    @contextmanager
+    def _limited(self, threads: int) -> Iterator[None]:
+        # The limit is the whole process's: one step at a time, or two of them would restore each other's.
+        with self._lock, self._controller.limit(limits=threads):
+            yield
 
 
 class ReferenceKV:

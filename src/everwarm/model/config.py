@@ -109,7 +109,7 @@ def read_config(metadata: Metadata, vocab_size: int) -> ModelConfig:
         context=context,
         norm_epsilon=keys.require("attention.layer_norm_rms_epsilon", 0.0),
         rope=_read_rope(keys, known.pairing, head_dim, context),
-        window=keys.get("attention.sliding_window", 0) or None,
+        window=keys.positive("attention.sliding_window") if keys.get("attention.sliding_window", 0) else None,
         qkv_bias=known.qkv_bias,
     )
 
@@ -124,9 +124,9 @@ def _read_rope(keys: "_Keys", pairing: Pairing, head_dim: int, context: int) -> 
     # Files from before rope.scaling.* say scale_linear.
     factor = keys.get("rope.scaling.factor", 0.0) or keys.get("rope.scale_linear", 0.0) or 1.0
     scaling = keys.get("rope.scaling.type", "linear")
-    if not (base > 0 and math.isfinite(base) and factor > 0 and math.isfinite(factor)):
+    if not (1 < base < math.inf and 0 < factor < math.inf):
         raise ModelError(
-            f"{keys.architecture}: rope.freq_base {base} and rope.scaling.factor {factor} must be positive"
+            f"{keys.architecture}: rope.freq_base {base} must be finite and above 1, scaling.factor {factor} above 0"
         )
     if scaling not in get_args(Scaling):
         raise ModelError(

@@ -21,6 +21,8 @@ _IGNORED = ("rotary_emb.inv_freq", "attn_rot_embd.weight")  # tables of old conv
 
 def check_tensors(config: ModelConfig, tensors: Mapping[str, TensorInfo]) -> None:
     """Raise ModelError unless `tensors` are those of this model."""
+    if config.layers > len(tensors):  # before a list is made that is as long as the metadata say
+        raise ModelError(f"block_count is {config.layers:,}, but the file has only {len(tensors):,} tensors")
     required, optional = expected_shapes(config)
     for name, shape in (required | optional).items():
         info = tensors.get(name)

@@ -42,9 +42,14 @@ def pull(
 
 def resolve(model: str, home: Path, catalogue: Mapping[str, Entry] = CATALOGUE) -> Path:
     """The GGUF file that `model` means: a path, or the name of a model that was pulled."""
-    path = Path(model).expanduser()
-    if path.is_file():
-        return path
+    if not model:
+        raise PullError("the name of the model is empty; give a path or a pulled name such as smollm2")
+    try:
+        path = Path(model).expanduser()
+        if path.is_file():
+            return path
+    except (OSError, RuntimeError, ValueError) as error:  # too long, no such user, a NUL inside
+        raise PullError(f"{model[:100]}: not a usable path: {error}") from None
     found = _named(model, pulled(home))
     if len(found) > 1:
         raise PullError(f"{model}: several files of it are pulled, name one: {', '.join(each.name for each in found)}")

@@ -44,8 +44,8 @@ class ChatRequest(BaseModel):
     def options(self) -> dict[str, Any]:
         """Arguments of `LLM.stream`."""
         named = self.model_dump(exclude={"model", "messages", "max_tokens", "max_completion_tokens", "stop", "stream"})
-        limit = self.max_completion_tokens or self.max_tokens or DEFAULT_MAX_TOKENS
-        return named | {"max_tokens": limit, "stop": self.stop or ()}
+        limits = (self.max_completion_tokens, self.max_tokens, DEFAULT_MAX_TOKENS)
+        return named | {"max_tokens": next(limit for limit in limits if limit is not None), "stop": self.stop or ()}
 
 
 def create_app(llm: LLM, name: str) -> FastAPI:
@@ -104,10 +104,13 @@ def _chunks(events: Iterator[Event], turn: threading.Lock, head: dict[str, Any])
         return f"data: {json.dumps(head | {'object': 'chat.completion.chunk', 'choices': [choice]})}\n\n"
 
     yield chunk({"role": "assistant", "content": ""})
-    with turn:
-        for event in events:
-            if event.text:
-                yield chunk({"content": event.text})
-            if event.finish_reason:
-                yield chunk({}, event.finish_reason)
+    while True:
+        with turn:  # for one token only: a client that has gone away must not keep the others waiting
+            event = next(events, None)
+        if event is None:
+            break
+        if event.text:
+            yield chunk({"content": event.text})
+        if event.finish_reason:
+            yield chunk({}, event.finish_reason)
     yield "data: [DONE]\n\n"
