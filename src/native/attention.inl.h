@@ -4,8 +4,11 @@
 // a vector is sixteen tokens of keys, or sixteen elements of a value, and nothing is shuffled. As f16 that is all; q8 and q4 hold
 // codes and, behind them, an f16 scale per token and 32 elements: keys' scales [head_dim / 32][BLOCK], values' [BLOCK][head_dim / 32].
 //
-// A block is one unit of addition, at a fixed position: scores, their maximum m, l = sum of exp(score - m), o = sum of exp(score - m) v
-// over its tokens from first to last; blocks are merged in order. So neither the rows of a batch nor the threads change a bit.
+// A block is one unit of addition, at a fixed position: scores (times log2 e, so that powers of two do), their maximum m,
+// l = sum of 2^(score - m), o = sum of 2^(score - m) v over its tokens from first to last; blocks are merged in order. So neither the
+// rows of a batch nor the threads change a bit.
+
+constexpr float LOG2_E = 1.44269504088896341f;
 
 inline size_t head_bytes(const KVShape& s) {
   const size_t elements = size_t(s.head_dim) * BLOCK;
@@ -137,14 +140,17 @@ void store_kv(Pool& pool, const KVShape& s, const float* k, const float* v, cons
 }
 
 // out[t][n] = sum over k of a[t][k] * b[k][n], k from first to last.
-template <int T, int N>
-inline void small_product(const float* a, size_t a_stride, const float* b, size_t b_stride, int depth, float* out, size_t out_stride) {
+inline F32 load_any(const float* p) { return load(p); }
+inline F32 load_any(const uint16_t* p) { return load_f16(p); }
+
+template <int T, int N, class B>
+inline void small_product(const float* a, size_t a_stride, const B* b, size_t b_stride, int depth, float* out, size_t out_stride) {
   F32 acc[T][N];
   for (auto& r : acc)
     for (auto& x : r) x = splat(0.f);
   for (int k = 0; k < depth; k++) {
     F32 v[N];
-    for (int n = 0; n < N; n++) v[n] = load(b + k * b_stride + 16 * n);
+    for (int n = 0; n < N; n++) v[n] = load_any(b + k * b_stride + 16 * n);
 #pragma GCC unroll 8
     for (int t = 0; t < T; t++) {
       const F32 x = splat(a[t * a_stride + k]);
@@ -155,18 +161,20 @@ inline void small_product(const float* a, size_t a_stride, const float* b, size_
     for (int n = 0; n < N; n++) store(out + t * out_stride + 16 * n, acc[t][n]);
 }
 
-template <int N>
-inline int product_rows(const float* a, size_t a_stride, int rows, const float* b, size_t b_stride, int depth, float* out, size_t out_stride) {
+template <int N, class B>
+inline int product_rows(const float* a, size_t a_stride, int rows, const B* b, size_t b_stride, int depth, float* out, size_t out_stride) {
   if (rows >= ATTENTION_ROWS) return small_product<ATTENTION_ROWS, N>(a, a_stride, b, b_stride, depth, out, out_stride), ATTENTION_ROWS;
   if (rows >= 3) return small_product<3, N>(a, a_stride, b, b_stride, depth, out, out_stride), 3;
   return small_product<1, N>(a, a_stride, b, b_stride, depth, out, out_stride), 1;
 }
 
 // rows x (16 * vectors), four vectors at a time.
-inline void any_product(const float* a, size_t a_stride, int rows, const float* b, size_t b_stride, int depth, int vectors, float* out, size_t out_stride) {
+template <class B>
+inline void any_product(const float* a, size_t a_stride, int rows, const B* b, size_t b_stride, int depth, int vectors, float* out, size_t out_stride) {
   for (int n = 0; n < vectors; n += 4)
     for (int r = 0; r < rows;) {
-      const float *ar = a + r * a_stride, *bn = b + 16 * n;
+      const float* ar = a + r * a_stride;
+      const B* bn = b + 16 * n;
       float* o = out + r * out_stride + 16 * n;
       switch (vectors - n) {
         case 1: r += product_rows<1>(ar, a_stride, rows - r, bn, b_stride, depth, o, out_stride); break;
@@ -182,18 +190,18 @@ inline F32 soft_cap(F32 s, float cap) {  // cap * tanh(s / cap)
   return mul(splat(cap), sub(splat(1.f), div(splat(2.f), ::everwarm::EVERWARM_ISA::add(e, splat(1.f)))));
 }
 
-// Scores of one query over the tokens [low, high) of a block become exp(score - m); the rest become 0. Returns m and the sum.
+// Scores of one query over the tokens [low, high) of a block become 2^(score - m); the rest become 0. Returns m and the sum.
 inline void soften(float* scores, int vectors, int low, int high, float softcap, float& m, float& l) {
   if (softcap > 0.f)
-    for (int v = 0; v < vectors; v++) store(scores + 16 * v, soft_cap(load(scores + 16 * v), softcap));
+    for (int v = 0; v < vectors; v++) store(scores + 16 * v, mul(soft_cap(load(scores + 16 * v), softcap), splat(LOG2_E)));
   for (int j = 0; j < low; j++) scores[j] = -INFINITY;
-  for (int j = high; j < 16 * vectors; j++) scores[j] = -INFINITY;
+  for (int j = high; j < 16 * vectors; j++) scores[j] = -INFINITY;  // also what lies behind the newest token
   F32 greatest = load(scores);
   for (int v = 1; v < vectors; v++) greatest = max(greatest, load(scores + 16 * v));
   m = reduce_max(greatest);
   F32 sum = splat(0.f);
   for (int v = 0; v < vectors; v++) {
-    const F32 e = exponential(sub(load(scores + 16 * v), splat(m)));
+    const F32 e = power_of_two(sub(load(scores + 16 * v), splat(m)));
     store(scores + 16 * v, e);
     sum = ::everwarm::EVERWARM_ISA::add(sum, e);
   }
@@ -204,7 +212,7 @@ inline void soften(float* scores, int vectors, int low, int high, float softcap,
 inline void merge(float& m, float& l, float* o, float block_m, float block_l, const float* block_o, int dim) {
   const float new_m = m > block_m ? m : block_m;
   float factors[16] = {m - new_m, block_m - new_m};
-  store(factors, exponential(load(factors)));
+  store(factors, power_of_two(load(factors)));
   const F32 old = splat(factors[0]), fresh = splat(factors[1]);
   for (int d = 0; d < dim; d += 16) store(o + d, fma(load(block_o + d), fresh, mul(load(o + d), old)));
   l = std::fma(block_l, factors[1], l * factors[0]);
@@ -212,8 +220,23 @@ inline void merge(float& m, float& l, float* o, float block_m, float block_l, co
 }
 
 struct AttentionScratch {
-  std::vector<float> q, keys, values, scores, out, m, l, o;
+  std::vector<float> q, keys, values, scores, out, m, l, o, block_m, block_l, old, fresh;
 };
+
+// `merge` for all queries of a tile, sixteen at a time.
+inline void merge_all(AttentionScratch& t, int queries, int dim) {
+  for (int i = 0; i < queries; i += 16) {
+    const F32 m = load(&t.m[i]), block_m = load(&t.block_m[i]), new_m = max(m, block_m);
+    const F32 old = power_of_two(sub(m, new_m)), fresh = power_of_two(sub(block_m, new_m));
+    store(&t.l[i], fma(load(&t.block_l[i]), fresh, mul(load(&t.l[i]), old)));
+    store(&t.m[i], new_m), store(&t.old[i], old), store(&t.fresh[i], fresh);
+  }
+  for (int i = 0; i < queries; i++) {
+    const F32 old = splat(t.old[i]), fresh = splat(t.fresh[i]);
+    float *o = &t.o[size_t(i) * dim], *block_o = &t.out[size_t(i) * dim];
+    for (int d = 0; d < dim; d += 16) store(o + d, fma(load(block_o + d), fresh, mul(load(o + d), old)));
+  }
+}
 
 constexpr int QUERIES = 48;  // query vectors (rows x heads that share a KV head) that are computed together
 
@@ -224,38 +247,51 @@ inline void attend(const KVShape& s, const float* q, int heads, const SpanRows& 
   const int dim = s.head_dim, shared = heads / s.kv_heads, queries = rows * shared, blocks = last - first;
   t.q.resize(size_t(queries) * dim), t.scores.resize(size_t(queries) * BLOCK), t.out.resize(size_t(queries) * dim);
   t.keys.resize(size_t(dim) * BLOCK), t.values.resize(size_t(dim) * BLOCK);
-  t.m.assign(queries, -INFINITY), t.l.assign(queries, 0.f), t.o.assign(size_t(queries) * dim, 0.f);
+  const size_t padded = round_up(queries, 16);
+  t.m.assign(padded, -INFINITY), t.l.assign(padded, 0.f), t.o.assign(size_t(queries) * dim, 0.f);
+  t.block_m.assign(padded, -INFINITY), t.block_l.assign(padded, 0.f), t.old.resize(padded), t.fresh.resize(padded);
+  const float factor = softcap > 0.f ? scale : scale * LOG2_E;
   for (int r = 0; r < rows; r++)
     for (int h = 0; h < shared; h++) {
       const float* from = q + (size_t(span.first + row + r) * heads + kv_head * shared + h) * dim;
-      for (int d = 0; d < dim; d += 16) store(&t.q[(size_t(r) * shared + h) * dim + d], mul(load(from + d), splat(scale)));
+      for (int d = 0; d < dim; d += 16) store(&t.q[(size_t(r) * shared + h) * dim + d], mul(load(from + d), splat(factor)));
     }
   for (int b = first; b < last; b++) {
     const int from = b * BLOCK, newest = span.start + row + rows - 1;
     const int tokens = newest + 1 - from < BLOCK ? newest + 1 - from : BLOCK, vectors = (tokens + 15) / 16;
     const uint8_t* keys = span.blocks[b] + 2 * kv_head * head_bytes(s);
-    read_keys(s, keys, tokens, t.keys.data());
-    any_product(t.q.data(), dim, queries, t.keys.data(), BLOCK, dim, vectors, t.scores.data(), BLOCK);
-    float block_m[QUERIES * 4], block_l[QUERIES * 4];
+    // A few queries read f16 where it lies; for more it is converted once.
+    const bool in_place = s.type == KVType::f16 && queries <= ATTENTION_ROWS;
+    if (in_place) {
+      any_product(t.q.data(), dim, queries, reinterpret_cast<const uint16_t*>(keys), BLOCK, dim, vectors, t.scores.data(), BLOCK);
+    } else {
+      read_keys(s, keys, tokens, t.keys.data());
+      any_product(t.q.data(), dim, queries, t.keys.data(), BLOCK, dim, vectors, t.scores.data(), BLOCK);
+    }
     for (int i = 0; i < queries; i++) {
       const int position = span.start + row + i / shared;
       const int high = position + 1 - from < tokens ? position + 1 - from : tokens;
       const int low = window > 0 && position + 1 - window > from ? position + 1 - window - from : 0;
       if (low < high)
-        soften(&t.scores[size_t(i) * BLOCK], vectors, low, high, softcap, block_m[i], block_l[i]);
-      else
-        block_m[i] = -INFINITY, std::memset(&t.scores[size_t(i) * BLOCK], 0, BLOCK * 4);
+        soften(&t.scores[size_t(i) * BLOCK], vectors, low, high, softcap, t.block_m[i], t.block_l[i]);
+      else  // this query sees nothing of the block: it will be merged with a weight of 0
+        t.block_m[i] = -INFINITY, t.block_l[i] = 0.f, std::memset(&t.scores[size_t(i) * BLOCK], 0, BLOCK * 4);
     }
-    read_values(s, keys + head_bytes(s), tokens, t.values.data());
-    any_product(t.scores.data(), BLOCK, queries, t.values.data(), dim, tokens, dim / 16, t.out.data(), dim);
-    for (int i = 0; i < queries; i++) {
-      if (partials) {
+    const uint8_t* values = keys + head_bytes(s);
+    if (in_place) {
+      any_product(t.scores.data(), BLOCK, queries, reinterpret_cast<const uint16_t*>(values), dim, tokens, dim / 16, t.out.data(), dim);
+    } else {
+      read_values(s, values, tokens, t.values.data());
+      any_product(t.scores.data(), BLOCK, queries, t.values.data(), dim, tokens, dim / 16, t.out.data(), dim);
+    }
+    if (partials) {
+      for (int i = 0; i < queries; i++) {
         float* p = partials + (size_t(i) * blocks + (b - first)) * (dim + 2);
-        p[0] = block_m[i], p[1] = block_l[i];
+        p[0] = t.block_m[i], p[1] = t.block_l[i];
         std::memcpy(p + 2, &t.out[size_t(i) * dim], dim * 4);
-      } else if (block_m[i] > -INFINITY) {
-        merge(t.m[i], t.l[i], &t.o[size_t(i) * dim], block_m[i], block_l[i], &t.out[size_t(i) * dim], dim);
       }
+    } else {
+      merge_all(t, queries, dim);
     }
   }
 }
@@ -306,24 +342,25 @@ void attention(Pool& pool, const KVShape& s, const float* q, int heads, const Sp
       for (int i = 0; i < t.rows * shared; i++) write_out(&scratch.o[size_t(i) * dim], scratch.l[i], dim, out_at(t, i));
   });
   // Pieces of one split follow each other in `tasks`, from the oldest block to the newest.
-  for (size_t begin = 0; begin < tasks.size();) {
-    size_t end = begin + 1;
-    while (end < tasks.size() && tasks[end].split && tasks[end].span == tasks[begin].span && tasks[end].kv_head == tasks[begin].kv_head &&
-           tasks[end].row == tasks[begin].row)
-      end++;
-    if (tasks[begin].split)
-      for (int i = 0; i < tasks[begin].rows * shared; i++) {
-        float m = -INFINITY, l = 0.f;
-        std::vector<float> o(dim, 0.f);
-        for (size_t k = begin; k < end; k++) {
-          const int blocks = tasks[k].last - tasks[k].first;
-          for (int b = 0; b < blocks; b++) {
-            const float* p = &partials[tasks[k].partials + (size_t(i) * blocks + b) * (dim + 2)];
-            if (p[0] > -INFINITY) merge(m, l, o.data(), p[0], p[1], p + 2, dim);
-          }
-        }
-        write_out(o.data(), l, dim, out_at(tasks[begin], i));
-      }
-    begin = end;
+  std::vector<size_t> starts;
+  for (size_t i = 0; i < tasks.size(); i++) {
+    const AttentionTask &a = tasks[i ? i - 1 : 0], &b = tasks[i];
+    if (b.split && (i == 0 || !a.split || a.span != b.span || a.kv_head != b.kv_head || a.row != b.row)) starts.push_back(i);
   }
+  pool.run(int(starts.size()), [&](int index, int) {
+    static thread_local std::vector<float> o;
+    const AttentionTask& head = tasks[starts[index]];
+    for (int i = 0; i < head.rows * shared; i++) {
+      float m = -INFINITY, l = 0.f;
+      o.assign(dim, 0.f);
+      for (size_t k = starts[index]; k < tasks.size() && tasks[k].split && tasks[k].span == head.span && tasks[k].kv_head == head.kv_head && tasks[k].row == head.row; k++) {
+        const int blocks = tasks[k].last - tasks[k].first;
+        for (int b = 0; b < blocks; b++) {
+          const float* p = &partials[tasks[k].partials + (size_t(i) * blocks + b) * (dim + 2)];
+          if (p[0] > -INFINITY) merge(m, l, o.data(), p[0], p[1], p + 2, dim);
+        }
+      }
+      write_out(o.data(), l, dim, out_at(head, i));
+    }
+  });
 }

@@ -1,5 +1,7 @@
 // Memory that kernels work on: activations that are reused from step to step, and the blocks of the KV pool.
 #pragma once
+#include <sys/mman.h>
+
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -14,11 +16,16 @@ namespace everwarm {
 
 // Aligned memory that only grows. What it held is lost when it does.
 class Bytes64 {
+  static constexpr size_t HUGE = 2 << 20;
+
  public:
   uint8_t* reserve(size_t size) {
     if (size > size_) {
-      data_.reset(static_cast<uint8_t*>(std::aligned_alloc(64, round_up(size, 64))));
+      // Large memory on huge pages, where the system gives them: a walk through it then misses the TLB 500 times less often.
+      const size_t alignment = size >= HUGE / 2 ? HUGE : 64;
+      data_.reset(static_cast<uint8_t*>(std::aligned_alloc(alignment, round_up(size, alignment))));
       if (!data_) throw std::bad_alloc();
+      if (alignment == HUGE) madvise(data_.get(), round_up(size, alignment), MADV_HUGEPAGE);
       size_ = size;
     }
     return data_.get();

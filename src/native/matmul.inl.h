@@ -4,9 +4,16 @@
 // product, then acc = fma(dot, scale * x_scale, acc), then acc = fma(minimum, x_scaled_sum, acc). Neither the number of rows nor
 // the tile they are computed in changes a bit.
 
+// The planes of one panel.
+struct PanelPlanes {
+  const uint8_t *code, *thin, *small;
+  const uint16_t* half;
+  explicit PanelPlanes(const Weight& w, int panel) : code(w.code(panel, 0)), thin(w.thin(panel, 0)), small(w.small(panel, 0)), half(w.half(panel)) {}
+};
+
 template <Codes C>
-inline void load_codes(const Weight& w, int panel, int group, Bytes out[8]) {
-  const uint8_t* p = w.code(panel, group);
+inline void load_codes(const PanelPlanes& w, int group, Bytes out[8]) {
+  const uint8_t* p = w.code + size_t(group) * (C == Codes::bytes ? 512 : 256);
   if constexpr (C == Codes::bytes) {
     for (int j = 0; j < 8; j++) out[j] = load_bytes(p + 64 * j);
     return;
@@ -17,12 +24,12 @@ inline void load_codes(const Weight& w, int panel, int group, Bytes out[8]) {
     out[j + 4] = high_nibbles(both);
   }
   if constexpr (C == Codes::five) {
-    const Bytes thin = load_bytes(w.thin(panel, group));
+    const Bytes thin = load_bytes(w.thin + size_t(group) * 64);
     add_bit<0>(out[0], thin), add_bit<1>(out[1], thin), add_bit<2>(out[2], thin), add_bit<3>(out[3], thin);
     add_bit<4>(out[4], thin), add_bit<5>(out[5], thin), add_bit<6>(out[6], thin), add_bit<7>(out[7], thin);
   }
   if constexpr (C == Codes::six) {
-    const uint8_t* q = w.thin(panel, group);
+    const uint8_t* q = w.thin + size_t(group) * 128;
     const Bytes low = load_bytes(q), high = load_bytes(q + 64);
     add_pair<0>(out[0], low), add_pair<1>(out[1], low), add_pair<2>(out[2], low), add_pair<3>(out[3], low);
     add_pair<0>(out[4], high), add_pair<1>(out[5], high), add_pair<2>(out[6], high), add_pair<3>(out[7], high);
@@ -34,8 +41,8 @@ constexpr bool has_minimum(Scales s) { return s == Scales::half_min || s == Scal
 
 // Scales of a panel and group: one per half of the group (the same for both halves but for `super`), and the minimum.
 template <Scales S>
-inline void load_scales(const Weight& w, int panel, int group, F32 scale[2], F32& minimum) {
-  const uint16_t* half = w.half(panel);
+inline void load_scales(const PanelPlanes& w, int group, F32 scale[2], F32& minimum) {
+  const uint16_t* half = w.half;
   if constexpr (S == Scales::half) scale[0] = load_f16(half + group * PANEL);
   if constexpr (S == Scales::half_min) {
     scale[0] = load_f16(half + group * 2 * PANEL);
@@ -43,13 +50,13 @@ inline void load_scales(const Weight& w, int panel, int group, F32 scale[2], F32
   }
   if constexpr (S == Scales::super_min) {
     const uint16_t* super = half + group / (SUPER / GROUP) * 2 * PANEL;
-    const uint8_t* small = w.small(panel, group);
+    const uint8_t* small = w.small + size_t(group) * 2 * PANEL;
     scale[0] = mul(load_f16(super), load_u8(small));
     minimum = sub(splat(0.f), mul(load_f16(super + PANEL), load_u8(small + PANEL)));
   }
   if constexpr (S == Scales::super) {
     const F32 d = load_f16(half + group / (SUPER / GROUP) * PANEL);
-    const int8_t* small = reinterpret_cast<const int8_t*>(w.small(panel, group));
+    const int8_t* small = reinterpret_cast<const int8_t*>(w.small + size_t(group) * 2 * PANEL);
     scale[0] = mul(d, load_i8(small));
     scale[1] = mul(d, load_i8(small + PANEL));
   }
@@ -80,16 +87,18 @@ void unpack(const Weight& w, int panel, Scratch& out) {
   out.codes.resize(size_t(groups) * 512 * P);
   out.scales.resize(size_t(groups) * H * P * PANEL);
   if (has_minimum(S)) out.minima.resize(size_t(groups) * P * PANEL);
-  for (int g = 0; g < groups; g++)
-    for (int p = 0; p < P; p++) {
+  for (int p = 0; p < P; p++) {
+    const PanelPlanes planes(w, panel + p);
+    for (int g = 0; g < groups; g++) {
       Bytes codes[8];
       F32 scale[2], minimum;
-      load_codes<C>(w, panel + p, g, codes);
-      load_scales<S>(w, panel + p, g, scale, minimum);
+      load_codes<C>(planes, g, codes);
+      load_scales<S>(planes, g, scale, minimum);
       for (int j = 0; j < 8; j++) store_bytes(&out.codes[((size_t(g) * 8 + j) * P + p) * 64], codes[j]);
       for (int h = 0; h < H; h++) store(&out.scales[((size_t(g) * H + h) * P + p) * PANEL], scale[h]);
       if constexpr (has_minimum(S)) store(&out.minima[(size_t(g) * P + p) * PANEL], minimum);
     }
+  }
 }
 
 // T rows x P panels from unpacked codes: what prefill runs.
@@ -108,7 +117,7 @@ inline void tile(const Scratch& w, int zero, const QuantRows& x, int row, F32 (&
 #pragma GCC unroll 8
       for (int t = 0; t < T; t++) {
         const int32_t* s = sums + (size_t(t) * groups + g) * 2;
-        const int32_t from = zero == 0 ? 0 : start<WIDE>(zero, H == 1 ? s[0] + s[1] : s[h]);
+        const int32_t from = MIN ? 0 : start<WIDE>(zero, H == 1 ? s[0] + s[1] : s[h]);  // a minimum means that zero is 0
         for (int p = 0; p < P; p++) d[t][p] = isplat(from);
       }
       const uint8_t* c = &w.codes[(size_t(g) * 8 + h * 4) * P * 64];
@@ -145,39 +154,48 @@ template <Codes C, Scales S, int T, int P>
 inline void packed_tile(const Weight& w, int panel, const QuantRows& x, int row, F32 (&acc)[T][P]) {
   constexpr int H = halves_of(S);
   constexpr bool WIDE = C == Codes::bytes;
-  const int groups = w.groups();
-  for (auto& r : acc)
-    for (auto& a : r) a = splat(0.f);
+  const int groups = w.groups(), zero = w.zero;
+  const PanelPlanes planes[2] = {PanelPlanes(w, panel), PanelPlanes(w, panel + P - 1)};
+  const int8_t* codes_of_x = x.codes + size_t(row) * x.inputs;
+  const float *scale_of_x = x.scale + size_t(row) * groups, *sum_of_x = x.scaled_sum + size_t(row) * groups;
+  const int32_t* sums_of_x = x.sums + size_t(row) * groups * 2;
+  F32 local[T][P];  // a copy that nothing can alias stays in registers
+#pragma GCC unroll 4
+  for (int t = 0; t < T; t++)
+    for (int p = 0; p < P; p++) local[t][p] = splat(0.f);
   for (int g = 0; g < groups; g++) {
 #pragma GCC unroll 2
     for (int p = 0; p < P; p++) {
       Bytes codes[8];
       F32 scale[2], minimum;
-      load_codes<C>(w, panel + p, g, codes);
-      load_scales<S>(w, panel + p, g, scale, minimum);
+      load_codes<C>(planes[p], g, codes);
+      load_scales<S>(planes[p], g, scale, minimum);
 #pragma GCC unroll 4
       for (int t = 0; t < T; t++) {
-        const size_t at = size_t(row + t) * groups + g;
-        const int8_t* quads = x.codes + size_t(row + t) * x.inputs + g * GROUP;
-        const int32_t* s = x.sums + at * 2;
-        I32 d0 = isplat(w.zero == 0 ? 0 : start<WIDE>(w.zero, H == 1 ? s[0] + s[1] : s[0]));
-        I32 d1 = isplat(H == 1 || w.zero == 0 ? 0 : start<WIDE>(w.zero, s[1]));
+        const int at = t * groups + g;
+        const int8_t* quads = codes_of_x + size_t(t) * x.inputs + g * GROUP;
+        const int32_t* s = sums_of_x + size_t(at) * 2;
+        I32 d0 = isplat(has_minimum(S) ? 0 : start<WIDE>(zero, H == 1 ? s[0] + s[1] : s[0]));
+        I32 d1 = isplat(H == 1 ? 0 : start<WIDE>(zero, s[1]));
 #pragma GCC unroll 4
         for (int j = 0; j < 4; j++) {
           d0 = dot_any<WIDE>(d0, codes[j], splat_quad(quads + 4 * j));
           d1 = dot_any<WIDE>(d1, codes[j + 4], splat_quad(quads + 4 * j + 16));
         }
-        const F32 sx = splat(x.scale[at]);
+        const F32 sx = splat(scale_of_x[at]);
         if constexpr (H == 1) {
-          acc[t][p] = fma(to_f32(iadd(d0, d1)), mul(scale[0], sx), acc[t][p]);
+          local[t][p] = fma(to_f32(iadd(d0, d1)), mul(scale[0], sx), local[t][p]);
         } else {
-          acc[t][p] = fma(to_f32(d0), mul(scale[0], sx), acc[t][p]);
-          acc[t][p] = fma(to_f32(d1), mul(scale[1], sx), acc[t][p]);
+          local[t][p] = fma(to_f32(d0), mul(scale[0], sx), local[t][p]);
+          local[t][p] = fma(to_f32(d1), mul(scale[1], sx), local[t][p]);
         }
-        if constexpr (has_minimum(S)) acc[t][p] = fma(minimum, splat(x.scaled_sum[at]), acc[t][p]);
+        if constexpr (has_minimum(S)) local[t][p] = fma(minimum, splat(sum_of_x[at]), local[t][p]);
       }
     }
   }
+#pragma GCC unroll 4
+  for (int t = 0; t < T; t++)
+    for (int p = 0; p < P; p++) acc[t][p] = local[t][p];
 }
 
 // T rows x P panels of a matrix of floats, over the inputs from first to last.

@@ -1,20 +1,5 @@
 // Row by row: exponential, norm, quantisation, gating, rotation. Included once per instruction set, inside its namespace.
 
-inline float reduce_add(F32 a) {  // fixed order: halves, quarters, ...
-  float v[16];
-  store(v, a);
-  for (int n = 8; n; n /= 2)
-    for (int i = 0; i < n; i++) v[i] += v[i + n];
-  return v[0];
-}
-inline float reduce_max(F32 a) {
-  float v[16];
-  store(v, a);
-  for (int n = 8; n; n /= 2)
-    for (int i = 0; i < n; i++) v[i] = v[i] > v[i + n] ? v[i] : v[i + n];
-  return v[0];
-}
-
 // e^x to about 1 ulp; exactly 0 below -87, exactly 1 at 0.
 inline F32 exponential(F32 x) {
   const F32 clamped = min(max(x, splat(-87.f)), splat(88.f));
@@ -31,6 +16,22 @@ inline F32 exponential(F32 x) {
   p = fma(p, mul(r, r), add(r, splat(1.f)));
   return keep_if_at_least(scale_by_power(p, n), x, -87.f);
 }
+
+// 2^x for x <= 0, to about 1 ulp; exactly 0 below -126, exactly 1 at 0.
+inline F32 power_of_two(F32 x) {
+  const F32 clamped = max(x, splat(-126.f));
+  const I32 n = round(clamped);
+  const F32 r = sub(clamped, to_f32(n));
+  F32 p = splat(1.535336188319500e-4f);
+  p = fma(p, r, splat(1.339887440266574e-3f));
+  p = fma(p, r, splat(9.618437357674640e-3f));
+  p = fma(p, r, splat(5.550332471162809e-2f));
+  p = fma(p, r, splat(2.402264791363012e-1f));
+  p = fma(p, r, splat(6.931472028550421e-1f));
+  p = fma(p, r, splat(1.f));
+  return keep_if_at_least(scale_by_power(p, n), x, -126.f);
+}
+
 inline F32 silu(F32 x) { return div(x, add(splat(1.f), exponential(sub(splat(0.f), x)))); }
 
 // One group of 32: codes, scale and sums at group `g` of a row.

@@ -31,6 +31,25 @@ inline F32 scale_by_power(F32 a, I32 n) {                      // a * 2^n
 inline F32 keep_if_at_least(F32 a, F32 x, float limit) {  // a where x >= limit, else 0
   return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.v, _mm512_set1_ps(limit), _CMP_GE_OQ), a.v)};
 }
+// All lanes, in a fixed order: i and i + 8, then i and i + 4, + 2, + 1.
+inline __m256 halves(__m512 v, __m256& high) {
+  high = _mm512_extractf32x8_ps(v, 1);
+  return _mm512_castps512_ps256(v);
+}
+inline float reduce_add(F32 a) {
+  __m256 high;
+  const __m256 low = halves(a.v, high), eight = _mm256_add_ps(low, high);
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+inline float reduce_max(F32 a) {
+  __m256 high;
+  const __m256 low = halves(a.v, high), eight = _mm256_max_ps(low, high);
+  const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+}
 inline F32 load_f16(const uint16_t* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))}; }
 inline F32 load_bf16(const uint16_t* p) {
   return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16))};

@@ -77,6 +77,16 @@ inline uint16_t float_to_half(float f) {
   return sign | uint16_t(bits >> 13);
 }
 inline F32 keep_if_at_least(F32 a, F32 x, float limit) { EACH a.v[i] = x.v[i] >= limit ? a.v[i] : 0.f; return a; }
+inline float reduce_add(F32 a) {
+  for (int n = 8; n; n /= 2)
+    for (int i = 0; i < n; i++) a.v[i] += a.v[i + n];
+  return a.v[0];
+}
+inline float reduce_max(F32 a) {
+  for (int n = 8; n; n /= 2)
+    for (int i = 0; i < n; i++) a.v[i] = a.v[i] > a.v[i + n] ? a.v[i] : a.v[i + n];
+  return a.v[0];
+}
 inline F32 load_f16(const uint16_t* p) { F32 r; EACH r.v[i] = half_to_float(p[i]); return r; }
 inline F32 load_bf16(const uint16_t* p) {
   F32 r;
