@@ -9,7 +9,8 @@ from pathlib import Path
 from everwarm.config import SETTINGS
 
 HERE = Path(__file__).parent
-COMMANDS = ["", "pull", "inspect", "generate", "chat", "score", "serve", "doctor"]
+COMMANDS = ["", "pull", "inspect", "generate", "chat", "score", "serve", "weights", "weights ls", "weights verify"]
+COMMANDS += ["weights rm", "doctor"]
 
 
 def cli() -> str:

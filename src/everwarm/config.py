@@ -96,6 +96,13 @@ SETTINGS = {
     for setting in (
         Setting("backend", _one_of("auto", "native", "reference"), "auto", "which kernels compute"),
         Setting("isa", _one_of("auto", "avx512", "avx2", "portable"), "auto", "instruction set of the native kernels"),
+        Setting("pack", _one_of("on", "off"), "on", "keep packed weights on disk, so that the next start maps them"),
+        Setting(
+            "verify",
+            _one_of("background", "eager"),
+            "background",
+            "when checksums are read: after or before the start",
+        ),
         Setting("threads", _threads, None, "threads to compute with (default: the cores this process may use)"),
         Setting("weight_budget", parse_size, None, "bytes that weights may take in memory (not enforced yet)", False),
         Setting("kv_budget", parse_size, None, "bytes that KV caches may take in memory (not enforced yet)", False),

@@ -2,6 +2,7 @@
 
     EverwarmError
     ├── GGUFError        the model file is not what the format says
+    ├── PackError        a pack is not what it should be; it is built again
     ├── ModelError       a sound file that we can't run (architecture, shapes, tensor types)
     ├── TokenizerError   the file's vocabulary or pre-tokenizer
     ├── TemplateError    the file's chat template, or messages that it refuses
@@ -19,6 +20,10 @@ class EverwarmError(Exception):
 
 class GGUFError(EverwarmError):
     """The model file is not what the GGUF format says it should be."""
+
+
+class PackError(EverwarmError):
+    """A pack is truncated, altered, or of other weights or another layout."""
 
 
 class ModelError(EverwarmError):

@@ -4,7 +4,9 @@ In: text, messages or token ids. Out: events with tokens and complete characters
 caches) is behind it.
 """
 
+import logging
 import operator
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -22,6 +24,7 @@ from everwarm.engine.sampler import Sampler
 from everwarm.engine.sampling import Sampling
 from everwarm.engine.score import Score, score
 from everwarm.errors import ModelError, RequestError
+from everwarm.kernels.native import NativeBackend
 from everwarm.model import tensors
 from everwarm.model.config import ModelConfig, read_config
 from everwarm.model.transformer import Transformer
@@ -32,6 +35,10 @@ from everwarm.text.stop import StopMatcher
 from everwarm.text.tokenizer import Tokenizer
 from everwarm.weights.cache import WeightCache
 from everwarm.weights.gguf import GGUFFile
+from everwarm.weights.pack import Pack
+from everwarm.weights.source import FileSource, PackSource, Source, packed_source
+
+_log = logging.getLogger(__name__)
 
 Message = Mapping[str, Any]
 
@@ -72,10 +79,14 @@ def load(
     kv_budget: str | int | None = None,
     kv_type: str | None = None,
     isa: str | None = None,
+    pack: str | None = None,
+    verify: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> "LLM":
     """Open a model: a path, or a name that was pulled.
 
-    What is None comes from the EVERWARM_* variables, from config.toml, or from a default.
+    What is None comes from the EVERWARM_* variables, from config.toml, or from a default. `progress` is told (bytes
+    done, bytes in all) while a pack is being built.
     """
     given = {
         "backend": backend,
@@ -84,16 +95,21 @@ def load(
         "kv_budget": kv_budget,
         "kv_type": kv_type,
         "isa": isa,
+        "pack": pack,
+        "verify": verify,
     }
     settings = config.resolve(given)
-    return LLM(resolve(str(path_or_name), config.home()), settings)
+    return LLM(resolve(str(path_or_name), config.home()), settings, progress)
 
 
 class LLM:
     """A loaded model. Use it as a context manager, or call `close`."""
 
-    def __init__(self, path: Path, settings: Mapping[str, config.Value]) -> None:
+    def __init__(
+        self, path: Path, settings: Mapping[str, config.Value], progress: Callable[[int, int], None] | None = None
+    ) -> None:
         self.path = path
+        self._closing = threading.Event()
         self._file = GGUFFile(path)
         try:
             embedding = self._file.tensors.get(tensors.EMBEDDING)
@@ -113,13 +129,36 @@ class LLM:
         self.backend = kernels.make(
             choice, threads if isinstance(threads, int) else None, config.cores(), str(settings["kv_type"].value)
         )
-        self.weights = WeightCache(self._file, self.backend)
+        packing = settings["pack"].value == "on" and isinstance(self.backend, NativeBackend)
+        self._source: Source = (
+            packed_source(self._file, self.backend, config.home(), progress)
+            if packing and isinstance(self.backend, NativeBackend)
+            else FileSource(self._file, self.backend)
+        )
+        self.weights = WeightCache(self._source)
+        self._check: threading.Thread | None = None
+        if isinstance(self._source, PackSource):
+            self._check = threading.Thread(target=self._verify_pack, args=(self._source.pack,), daemon=True)
+            self._check.start()
+            if settings["verify"].value == "eager":
+                self._check.join()
         self._model = Transformer(self.config, self.weights, self.backend)
         self._template: ChatTemplate | None = None
 
     def close(self) -> None:
+        self._closing.set()
+        if self._check is not None:
+            self._check.join()
         self.weights.close()
         self._file.close()
+
+    def _verify_pack(self, pack: Pack) -> None:
+        """Compare the pack with its checksums. What was altered is built from the file, now and at the next start."""
+        from_file = FileSource(self._file, self.backend)
+        for name in pack.altered(stop=self._closing.is_set):
+            _log.error("%s: tensor %s was altered; built again from %s", pack.path, name, self.path)
+            self.weights.replace(name, from_file.build(name))
+            pack.path.unlink(missing_ok=True)
 
     def __enter__(self) -> Self:
         return self

@@ -14,6 +14,7 @@ from everwarm.model.transformer import Span, Transformer
 from everwarm.weights.cache import WeightCache
 from everwarm.weights.dequant import SUPPORTED
 from everwarm.weights.gguf import GGUFFile
+from everwarm.weights.source import FileSource
 from plain import plain_logits
 from tiny import Tiny
 
@@ -26,7 +27,7 @@ def opened(path: Path, backend: Backend | None = None) -> Transformer:
     config = read_config(file.metadata, file.tensors["token_embd.weight"].shape[0])
     tensors.check_tensors(config, file.tensors)
     backend = backend or ReferenceBackend(threads=None)
-    return Transformer(config, WeightCache(file, backend), backend)
+    return Transformer(config, WeightCache(FileSource(file, backend)), backend)
 
 
 def logits(model: Transformer, tokens: list[int]) -> np.ndarray:

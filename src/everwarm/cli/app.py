@@ -6,7 +6,7 @@ from typing import Any
 
 import typer
 
-from everwarm.cli import doctor, models, serve, talk
+from everwarm.cli import doctor, models, serve, talk, weights
 from everwarm.errors import EverwarmError
 
 app = typer.Typer(
@@ -24,6 +24,7 @@ app.command("generate")(talk.generate)
 app.command("chat")(talk.chat)
 app.command("score")(talk.score)
 app.command("serve")(serve.serve)
+app.add_typer(weights.app, name="weights")
 app.command("doctor")(doctor.doctor)
 
 # UsageError of click. Newer versions of typer carry a click of their own, so it can't be imported by name.

@@ -16,5 +16,7 @@ Stop = Annotated[list[str] | None, typer.Option(help="End the answer at this tex
 Backend = Annotated[str | None, typer.Option(help="Which kernels compute: auto, native, reference.")]
 Isa = Annotated[str | None, typer.Option(help="Instruction set: auto, avx512, avx2, portable.")]
 KvType = Annotated[str | None, typer.Option(help="How keys and values are stored: f16, q8, q4.")]
+NoPack = Annotated[bool, typer.Option("--no-pack", help="Keep packed weights in memory only, write no pack.")]
+Verify = Annotated[str | None, typer.Option(help="When the pack's checksums are read: background, eager.")]
 Threads = Annotated[int | None, typer.Option(help="Threads to compute with.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object.")]

@@ -7,7 +7,8 @@ import typer
 
 from everwarm import config
 from everwarm.cli.console import bytes_bar, err
-from everwarm.cli.options import Backend, Isa, KvType, Threads
+from everwarm.cli.loading import loaded
+from everwarm.cli.options import Backend, Isa, KvType, NoPack, Threads, Verify
 from everwarm.errors import ConfigError
 
 DEFAULT = "smollm2"
@@ -23,11 +24,12 @@ def serve(
     isa: Isa = None,
     threads: Threads = None,
     kv_type: KvType = None,
+    no_pack: NoPack = False,
+    verify: Verify = None,
 ) -> None:
     """Serve a model over OpenAI's chat API, one request at a time."""
     import uvicorn
 
-    from everwarm.llm import load
     from everwarm.pull import pull
     from everwarm.server.app import create_app
 
@@ -39,7 +41,7 @@ def serve(
     if model == DEFAULT:
         with bytes_bar() as bar:
             pull(model, config.home(), progress=bar)
-    with load(model, backend=backend, isa=isa, threads=threads, kv_type=kv_type) as llm:
+    with loaded(model, backend, isa, threads, kv_type, no_pack, verify) as llm:
         llm.weights.preload()
         with listener:
             address = f"http://{host}:{listener.getsockname()[1]}/v1"

@@ -2,8 +2,6 @@
 
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from everwarm.cli.console import err, out, print_json
+from everwarm.cli.loading import loaded
 from everwarm.cli.options import (
     Backend,
     Isa,
@@ -19,6 +18,7 @@ from everwarm.cli.options import (
     MaxTokens,
     MinP,
     Model,
+    NoPack,
     RepetitionPenalty,
     Seed,
     Stop,
@@ -26,11 +26,12 @@ from everwarm.cli.options import (
     Threads,
     TopK,
     TopP,
+    Verify,
 )
 from everwarm.errors import RequestError
 
 if TYPE_CHECKING:
-    from everwarm.llm import LLM, Completion, Event
+    from everwarm.llm import Completion, Event
 
 
 def generate(
@@ -52,13 +53,15 @@ def generate(
     isa: Isa = None,
     threads: Threads = None,
     kv_type: KvType = None,
+    no_pack: NoPack = False,
+    verify: Verify = None,
     as_json: Json = False,
 ) -> None:
     """Answer one prompt. The text goes to stdout as it comes, the speed to stderr."""
     source = _source(prompt, messages, raw)
     if raw and special:
         source["special"] = True
-    with _loaded(model, backend, isa, threads, kv_type) as llm:
+    with loaded(model, backend, isa, threads, kv_type, no_pack, verify) as llm:
         completion = llm.generate(
             **source,
             max_tokens=max_tokens,
@@ -93,6 +96,8 @@ def chat(
     isa: Isa = None,
     threads: Threads = None,
     kv_type: KvType = None,
+    no_pack: NoPack = False,
+    verify: Verify = None,
 ) -> None:
     """Talk with a model. /reset forgets the conversation, /exit (or Ctrl-D) ends it; Ctrl-C stops an answer."""
     opening = [{"role": "system", "content": system}] if system else []
@@ -105,7 +110,7 @@ def chat(
         "repetition_penalty": repetition_penalty,
         "seed": seed,
     }
-    with _loaded(model, backend, isa, threads, kv_type) as llm:
+    with loaded(model, backend, isa, threads, kv_type, no_pack, verify) as llm:
         llm.check_options(**options)
         history: list[dict[str, str]] = list(opening)
         err.print(f"{llm.config.name}: /reset forgets, /exit ends", style="dim", markup=False)
@@ -145,26 +150,18 @@ def score(
     isa: Isa = None,
     threads: Threads = None,
     kv_type: KvType = None,
+    no_pack: NoPack = False,
+    verify: Verify = None,
     as_json: Json = False,
 ) -> None:
     """Perplexity of a text under a model: the mean surprise per token, in windows that are scored on their own."""
     text = _read_text(text_file)
-    with _loaded(model, backend, isa, threads, kv_type) as llm:
+    with loaded(model, backend, isa, threads, kv_type, no_pack, verify) as llm:
         result = llm.score(text, window)
     if as_json:
         print_json(asdict(result))
     else:
         out.print(f"perplexity {result.ppl:.4f}  ({result.nll:.5f} nats per token over {result.tokens:,} tokens)")
-
-
-@contextmanager
-def _loaded(
-    model: str, backend: str | None, isa: str | None, threads: int | None, kv_type: str | None
-) -> Iterator["LLM"]:
-    from everwarm.llm import load
-
-    with load(model, backend=backend, isa=isa, threads=threads, kv_type=kv_type) as llm:
-        yield llm
 
 
 def _source(prompt: str | None, messages: Path | None, raw: bool) -> dict[str, Any]:

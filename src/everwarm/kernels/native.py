@@ -53,20 +53,41 @@ class NativeBackend:
         self.kv_type = kv_type
         self._pool: _native.KVPool | None = None
         self._buffers: dict[str, _native.Rows] = {}
-        self._stepping = threading.Lock()
+        self._stepping = threading.RLock()
 
     def weight(
         self, kind: str, shape: tuple[int, ...], blocks: npt.NDArray[np.uint8], dequantize: Callable[[], F32]
     ) -> "_native.Form | F32":
         if len(shape) == 1:
             return dequantize()
-        outputs, inputs = shape
+        form_kind, size = self.plan(kind, shape)
+        memory = aligned_bytes(size)
+        self.pack_into(kind, shape, blocks, dequantize, memory)
+        return self.attach(form_kind, shape, memory)
+
+    def plan(self, kind: str, shape: tuple[int, ...]) -> tuple[str, int]:
+        """The kind of form that a matrix of GGUF type `kind` gets, and its bytes."""
+        form_kind = kind if kind in _PACKED else "F32"
+        return form_kind, _native.Form(form_kind, *shape).size_bytes
+
+    def pack_into(
+        self,
+        kind: str,
+        shape: tuple[int, ...],
+        blocks: npt.NDArray[np.uint8],
+        dequantize: Callable[[], F32],
+        out: npt.NDArray[np.uint8],
+    ) -> None:
+        """Blocks of the file into a form's memory. A type without a form of its own is dequantised: wide, but exact."""
         if kind not in _PACKED:
             kind, blocks = "F32", dequantize().reshape(-1).view(np.uint8)
-        form = _native.Form(kind, outputs, inputs)
-        memory = aligned_bytes(form.size_bytes)
-        self.engine.pack(form, blocks, memory)
-        form.attach(memory)
+        with self._stepping:  # the threads are shared with the steps
+            self.engine.pack(_native.Form(kind, *shape), blocks, out)
+
+    def attach(self, kind: str, shape: tuple[int, ...], data: npt.NDArray[np.uint8]) -> _native.Form:
+        """A form over memory that is already packed."""
+        form = _native.Form(kind, *shape)
+        form.attach(data)
         return form
 
     def new_kv(self, shape: KVShape, capacity: int) -> NativeKV:

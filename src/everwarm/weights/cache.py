@@ -1,7 +1,7 @@
 """The weight cache: the one owner of a model's tensors in the form that the kernels compute with.
 
-In: an open GGUF file. Out: f32 arrays, read-only, each built once: `get` returns the same memory every time. Safe to
-use from several threads: a hit takes no lock, and two threads that miss the same tensor build it once.
+In: a source. Out: tensors, each built once: `get` returns the same memory every time. Safe to use from several
+threads: a hit takes no lock, and two threads that miss the same tensor build it once.
 """
 
 import threading
@@ -9,9 +9,8 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from everwarm.kernels.backend import Backend, Weight
-from everwarm.weights.dequant import dequantize
-from everwarm.weights.gguf import GGUFFile
+from everwarm.kernels.backend import Weight
+from everwarm.weights.source import Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +33,10 @@ class WeightStats:
 class WeightCache:
     """Tensors by name."""
 
-    def __init__(self, file: GGUFFile, backend: Backend) -> None:
-        self._file = file
-        self._backend = backend
+    def __init__(self, source: Source) -> None:
+        self._source = source
         self._built: dict[str, Weight] = {}
-        self._building: dict[str, threading.Lock] = {name: threading.Lock() for name in file.tensors}
+        self._building: dict[str, threading.Lock] = {name: threading.Lock() for name in source.tensors}
         self._counting = threading.Lock()
         self._hits = self._misses = self._preloaded = 0
         self._materialise_s = 0.0
@@ -93,26 +91,26 @@ class WeightCache:
         """The tensor, and whether this call built it. An unknown name is the file's error, which suggests near ones."""
         lock = self._building.get(name)
         if lock is None:
-            self._file.data(name)
-            raise AssertionError(name)
+            return self._source.build(name), True
         with lock:
             tensor = self._built.get(name)
             if tensor is not None:
                 return tensor, False
             started = time.perf_counter()
-            info = self._file.tensors[name]
-            data = self._file.data(name)
-            tensor = self._backend.weight(
-                info.type.name, info.shape, data, lambda: dequantize(data, info.type, info.shape)
-            )
+            tensor = self._source.build(name)
             elapsed = time.perf_counter() - started
             with self._counting:
                 self._materialise_s += elapsed
             self._built[name] = tensor
             return tensor, True
 
+    def replace(self, name: str, tensor: Weight) -> None:
+        """Put a tensor in the place of one that turned out to be damaged."""
+        with self._building[name]:
+            self._built[name] = tensor
+
     def _file_bytes(self, name: str) -> int:
-        return self._file.tensors[name].size_bytes if name in self._building else 0
+        return self._source.tensors[name].size_bytes if name in self._building else 0
 
 
 def _size(tensor: Weight) -> int:

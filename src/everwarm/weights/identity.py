@@ -1,0 +1,63 @@
+"""The weights id: a digest of what a model's tensors are, whatever its file is called.
+
+In: an open GGUF file. Out: a hexadecimal digest over the name, type, shape and bytes of every tensor. Reading it all
+takes a while, so the answer is remembered by device, inode, size, mtime and ctime of the files, in `weights-ids.json`
+in the home directory.
+"""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+from everwarm.weights.gguf import GGUFFile
+
+REMEMBERED = "weights-ids.json"
+_MOST = 1000  # entries; the oldest are forgotten
+
+
+def weights_id(file: GGUFFile, home: Path) -> str:
+    """The id of the model's weights, from memory if its files are as they were."""
+    key = "|".join(fingerprint(path) for path in file.parts)
+    known = _read(home)
+    if key not in known:
+        known[key] = digest(file)
+        _write(home, known)
+    return known[key]
+
+
+def digest(file: GGUFFile) -> str:
+    """Read every tensor and hash it. The order in which a file keeps them does not matter."""
+    whole = hashlib.sha256()
+    for name in sorted(file.tensors):
+        info = file.tensors[name]
+        whole.update(f"{name}\0{info.type.name}\0{info.shape}\0".encode())
+        whole.update(hashlib.sha256(file.data(name).data).digest())
+    return whole.hexdigest()
+
+
+def fingerprint(path: Path) -> str:
+    """What changes when a file does."""
+    stat = path.stat()
+    return f"{stat.st_dev}:{stat.st_ino}:{stat.st_size}:{stat.st_mtime_ns}:{stat.st_ctime_ns}"
+
+
+def _read(home: Path) -> dict[str, str]:
+    try:
+        known = json.loads((home / REMEMBERED).read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # not there, or damaged: it is only a memory
+        return {}
+    if not isinstance(known, dict) or not all(isinstance(value, str) for value in known.values()):
+        return {}
+    return known
+
+
+def _write(home: Path, known: dict[str, str]) -> None:
+    entries = list(known.items())[-_MOST:]
+    temporary = home / f".{REMEMBERED}.{os.getpid()}"
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps(dict(entries), indent=1), encoding="utf-8")
+        temporary.replace(home / REMEMBERED)
+    except OSError:  # it will be computed again
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,223 @@
+"""Packs: a valid safetensors file, mapped at the next start, never trusted blindly."""
+
+import json
+import logging
+import multiprocessing
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+
+import everwarm
+from everwarm.cli.app import run
+from everwarm.errors import PackError
+from everwarm.weights import identity, pack
+from everwarm.weights.gguf import GGUFFile
+from everwarm.weights.pack import Pack
+from everwarm.weights.source import FileSource, PackSource
+from tiny import Tiny
+
+PROMPT = list(range(40, 90))
+
+
+@pytest.fixture
+def model(tmp_path: Path, home: Path) -> Path:
+    path = tmp_path / "tiny.gguf"
+    Tiny(type="Q4_K", layers=2, tied=False).write(path)
+    return path
+
+
+def logits(model: Path, **options: str) -> np.ndarray:
+    with everwarm.load(model, **options) as llm:
+        return llm.logits(PROMPT).view(np.uint32)
+
+
+def the_pack(home: Path) -> Path:
+    (path,) = (home / "packs").iterdir()
+    return path
+
+
+def damage(path: Path, at: int, value: int | None = None) -> None:
+    """A byte of a file becomes another, as a failing disk would do it."""
+    data = bytearray(path.read_bytes())
+    data[at] = data[at] ^ 0xFF if value is None else value
+    path.write_bytes(data)
+
+
+def test_fresh_mapped_and_in_memory_are_the_same_bits(model: Path, home: Path) -> None:
+    in_memory = logits(model, pack="off")
+    assert not (home / "packs").exists()
+    assert (logits(model) == in_memory).all()
+    before = the_pack(home).stat().st_mtime_ns
+    assert (logits(model) == in_memory).all()
+    assert the_pack(home).stat().st_mtime_ns == before
+
+
+def test_the_safetensors_package_reads_it(model: Path, home: Path) -> None:
+    logits(model)
+    path = the_pack(home)
+    opened = Pack(path)
+    with safe_open(path, framework="numpy") as file:
+        assert file.metadata()["format"] == "everwarm-pack"
+        names = set(file.keys())
+        assert set(opened.entries) <= names
+        assert all(name.startswith("__padding_") for name in names - set(opened.entries))
+        for name in opened.entries:
+            assert file.get_tensor(name).tobytes() == opened.data(name).tobytes()
+    header = 8 + int.from_bytes(path.read_bytes()[:8], "little")
+    assert header % 4096 == 0
+    assert all(opened.data(name).ctypes.data % 64 == 0 for name in opened.entries)
+
+
+def test_a_mapped_tensor_costs_no_memory_of_its_own(model: Path, home: Path) -> None:
+    logits(model)
+    with everwarm.load(model) as llm:
+        assert isinstance(llm._source, PackSource)
+        norm = llm.weights.get("output_norm.weight")
+        assert np.shares_memory(norm, llm._source.pack.data("output_norm.weight"))
+        assert norm.flags.writeable is False
+
+
+@pytest.mark.parametrize(
+    ("what", "spoil"),
+    [
+        ("truncated", lambda path: os.truncate(path, path.stat().st_size - 1)),
+        ("header", lambda path: os.truncate(path, 100)),
+        ("can't be opened", lambda path: os.truncate(path, 0)),
+        ("header", lambda path: path.write_bytes(b"hello, this is no pack at all")),
+        ("header", lambda path: damage(path, 9)),
+        ("header", lambda path: damage(path, 7)),
+        (
+            "layout",
+            lambda path: path.write_bytes(path.read_bytes().replace(pack.LAYOUT.encode(), b"panel16-group32-0")),
+        ),
+        ("version", lambda path: path.write_bytes(path.read_bytes().replace(b'"version": "1"', b'"version": "0"'))),
+        (
+            "weights_id",
+            lambda path: path.write_bytes(path.read_bytes().replace(b'"weights_id": "', b'"weights_ix": "')),
+        ),
+    ],
+)
+def test_what_is_not_a_whole_pack_of_this_model_is_built_again(
+    model: Path, home: Path, caplog: pytest.LogCaptureFixture, what: str, spoil: object
+) -> None:
+    expected = logits(model)
+    good = the_pack(home).read_bytes()
+    spoil(the_pack(home))  # type: ignore[operator]
+    with pytest.raises(PackError):
+        Pack(the_pack(home), identity.digest(GGUFFile(model)))
+    with caplog.at_level(logging.WARNING):
+        assert (logits(model) == expected).all()
+    assert what in caplog.text
+    assert "building the pack again" in caplog.text
+    assert the_pack(home).read_bytes() == good
+
+
+def test_an_altered_tensor_is_found_and_replaced(model: Path, home: Path, caplog: pytest.LogCaptureFixture) -> None:
+    expected = logits(model)
+    path = the_pack(home)
+    opened = Pack(path)
+    start = opened.data("blk.1.ffn_up.weight").ctypes.data - opened.data("token_embd.weight").ctypes.data
+    first = 8 + int.from_bytes(path.read_bytes()[:8], "little")
+    assert [*opened.altered()] == []
+    damage(path, first + start + 5)
+    assert [*Pack(path).altered()] == ["blk.1.ffn_up.weight"]
+    with caplog.at_level(logging.ERROR):
+        assert (logits(model, verify="eager") == expected).all()
+    assert "tensor blk.1.ffn_up.weight was altered" in caplog.text
+    assert (logits(model, verify="eager") == expected).all()
+    assert [*Pack(the_pack(home)).altered()] == []
+
+
+def test_another_model_gets_a_pack_of_its_own(tmp_path: Path, home: Path) -> None:
+    for seed in (1, 2):
+        Tiny(type="Q4_0", layers=1, seed=seed).write(tmp_path / f"{seed}.gguf")
+        logits(tmp_path / f"{seed}.gguf")
+    assert len(list((home / "packs").iterdir())) == 2
+    assert (logits(tmp_path / "1.gguf") != logits(tmp_path / "2.gguf")).any()
+
+
+def test_a_model_that_changed_under_its_name_is_noticed(tmp_path: Path, home: Path) -> None:
+    path = tmp_path / "model.gguf"
+    Tiny(type="Q4_0", layers=1, seed=1).write(path)
+    first = logits(path)
+    Tiny(type="Q4_0", layers=1, seed=2).write(path)
+    assert (logits(path) != first).any()
+    assert (logits(path) == logits(path, pack="off")).all()
+
+
+def test_the_weights_id_is_remembered_and_does_not_depend_on_the_file(
+    model: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with GGUFFile(model) as file:
+        found = identity.weights_id(file, home)
+        assert found == identity.digest(file)
+    monkeypatch.setattr(identity, "digest", lambda file: pytest.fail("read again"))
+    with GGUFFile(model) as file:
+        assert identity.weights_id(file, home) == found
+    monkeypatch.undo()
+    copy = model.with_name("copy.gguf")
+    copy.write_bytes(model.read_bytes())
+    with GGUFFile(copy) as file:
+        assert identity.weights_id(file, home) == found
+    (home / identity.REMEMBERED).write_text("{ damaged")
+    with GGUFFile(copy) as file:
+        assert identity.weights_id(file, home) == found
+
+
+def test_a_disk_that_is_full_or_read_only_means_memory(
+    model: Path, home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = logits(model, pack="off")
+    monkeypatch.setattr(pack.shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
+    with caplog.at_level(logging.WARNING), everwarm.load(model) as llm:
+        assert isinstance(llm._source, FileSource)
+        assert (llm.logits(PROMPT).view(np.uint32) == expected).all()
+    assert caplog.text.count("running from memory") == 1
+    assert list((home / "packs").iterdir()) == []
+    monkeypatch.undo()
+    (home / "packs").rmdir()
+    (home / "packs").write_text("a file where the directory should be")
+    assert (logits(model) == expected).all()
+
+
+def _load(path: Path, gate: "multiprocessing.synchronize.Barrier", results: "multiprocessing.Queue[bytes]") -> None:
+    gate.wait()
+    results.put(logits(path).tobytes())
+
+
+def test_two_processes_that_pack_at_once_end_with_one_good_file(model: Path, home: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    gate, results = context.Barrier(3), context.Queue()
+    processes = [context.Process(target=_load, args=(model, gate, results)) for _ in range(3)]
+    for process in processes:
+        process.start()
+    found = {results.get(timeout=60) for _ in processes}
+    for process in processes:
+        process.join()
+    assert found == {logits(model, pack="off").tobytes()}
+    assert [*Pack(the_pack(home)).altered()] == []
+
+
+def test_the_weights_commands(model: Path, home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    logits(model)
+    capfd.readouterr()
+    assert run(["weights", "ls", "--json"]) == 0
+    (row,) = json.loads(capfd.readouterr().out)
+    assert row["tensors"] == 21
+    assert run(["weights", "verify"]) == 0
+    damage(the_pack(home), the_pack(home).stat().st_size - 70)
+    capfd.readouterr()
+    assert run(["weights", "verify", row["weights_id"][:8], "--json"]) == 1
+    (result,) = json.loads(capfd.readouterr().out)
+    assert result["ok"] is False
+    assert len(result["altered"]) == 1
+    assert run(["weights", "rm"]) == 2
+    assert run(["weights", "rm", "nonsense"]) == 2
+    assert run(["weights", "rm", "--all", "--dry-run"]) == 0
+    assert the_pack(home).exists()
+    assert run(["weights", "rm", row["weights_id"][:8]]) == 0
+    assert list((home / "packs").iterdir()) == []
