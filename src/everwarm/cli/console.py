@@ -26,16 +26,9 @@ def print_json(value: Any) -> None:
 
 @contextmanager
 def bytes_bar() -> Iterator[Report]:
-    """A progress bar on stderr if that is a terminal, else a line per stage."""
+    """A progress bar on stderr if that is a terminal, else nothing."""
     if not sys.stderr.isatty():
-        told: set[str] = set()
-
-        def say(stage: str, done: int, total: int | None) -> None:
-            if stage not in told:
-                told.add(stage)
-                print(stage, file=sys.stderr, flush=True)
-
-        yield say
+        yield lambda stage, done, total: None
         return
     columns = (
         TextColumn("{task.description}"),
