@@ -326,6 +326,10 @@ NB_MODULE(_native, m) {
         else
           pack_floats(form.floats.type, blocks.data(), form.floats, out.data(), e.pool);
       }, "form"_a, "blocks"_a.noconvert(), "out"_a.noconvert(), "The blocks of a GGUF tensor into a form's memory.")
+      .def("integer_peak", [](Engine& e) { nb::gil_scoped_release release; return e.k.integer_peak(e.pool); },
+           "Integer operations per second that this machine can do with this instruction set.")
+      .def("read_bandwidth", [](Engine& e, ByteArray memory) { nb::gil_scoped_release release; return e.k.read_bandwidth(e.pool, memory.data(), memory.size()); },
+           "memory"_a.noconvert(), "Bytes per second, read from this memory.")
       .def("embed", &Engine::embed, "table"_a, "tokens"_a.noconvert(), "out"_a)
       .def("norm", &Engine::norm, "x"_a, "weight"_a.noconvert(), "epsilon"_a, "out"_a, "quantise"_a)
       .def("quantise", &Engine::quantise, "x"_a)

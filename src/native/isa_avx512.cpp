@@ -1,4 +1,5 @@
 // All kernels, compiled for one instruction set.
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -17,6 +18,8 @@ namespace {
 
 #include "attention.inl.h"
 
+#include "ceiling.inl.h"
+
 }  // namespace
 }  // namespace everwarm::avx512
 
@@ -24,7 +27,7 @@ namespace everwarm {
 
 const Kernels& avx512_kernels() {
   using namespace avx512;
-  static const Kernels kernels{"avx512", rms_norm, quantize, products, gated, gate_floats, rotate, store_kv, attention};
+  static const Kernels kernels{"avx512", rms_norm, quantize, products, gated, gate_floats, rotate, store_kv, attention, integer_peak, read_bandwidth};
   return kernels;
 }
 

@@ -50,6 +50,8 @@ struct Kernels {
   void (*store_kv)(Pool&, const KVShape&, const float* k, const float* v, const SpanRows* spans, int count);
   void (*attention)(Pool&, const KVShape&, const float* q, int heads, const SpanRows* spans, int count, float scale, int window,
                     float softcap, float* out);
+  double (*integer_peak)(Pool&);
+  double (*read_bandwidth)(Pool&, const uint8_t* memory, size_t size);
 };
 
 const Kernels& avx512_kernels();

@@ -6,7 +6,7 @@ from typing import Any
 
 import typer
 
-from everwarm.cli import doctor, models, serve, talk, weights
+from everwarm.cli import bench, doctor, models, serve, talk, weights
 from everwarm.errors import EverwarmError
 
 app = typer.Typer(
@@ -25,6 +25,7 @@ app.command("chat")(talk.chat)
 app.command("score")(talk.score)
 app.command("serve")(serve.serve)
 app.add_typer(weights.app, name="weights")
+app.add_typer(bench.app, name="bench")
 app.command("doctor")(doctor.doctor)
 
 # UsageError of click. Newer versions of typer carry a click of their own, so it can't be imported by name.
