@@ -5,12 +5,13 @@ PEERS := .venv-peers/bin
 INSTALLED := .venv/installed
 NATIVE := CMakeLists.txt $(wildcard src/native/*)
 
-.PHONY: docs demo test test-models serve check bench peers format clean help
+.PHONY: docs demo test test-models sanitize serve check bench peers format clean help
 
 help:
 	@echo "make demo    install, pull a small model, ask it two questions"
 	@echo "make test    install what the tests need and run them"
 	@echo "make test-models  logits and perplexity on Qwen2.5-Coder too (fetches 480 MB)"
+	@echo "make sanitize  kernel tests under AddressSanitizer and UBSan, thread pool under ThreadSanitizer (needs g++)"
 	@echo "make serve   OpenAI-compatible chat server on 127.0.0.1:8080"
 	@echo "make check   formatting, lint, types, direction of imports"
 	@echo "make bench   measure, on this machine"
@@ -26,6 +27,25 @@ test: $(INSTALLED)
 
 test-models: $(INSTALLED)
 	EVERWARM_TEST_QWEN=$$($(BIN)/python tests/golden/fetch_models.py qwen2.5-coder) $(BIN)/pytest -s tests/model/test_golden_logits.py
+
+# A second build beside .venv's. -S leaves out the hook of the editable install, which would win over PYTHONPATH. Sanitizers abort, so that
+# pytest prints the test it was in; they write to a stderr that pytest must not capture. Python leaks by design.
+SANITIZED := build/sanitize
+sanitize: $(INSTALLED)
+	@mkdir -p $(SANITIZED)
+	g++ -std=c++17 -O1 -g -Wall -Wextra -fsanitize=thread -pthread -Isrc/native tests/native/threads_test.cpp src/native/threads.cpp -o $(SANITIZED)/threads_test
+	TSAN_OPTIONS=halt_on_error=1 $(SANITIZED)/threads_test
+	@$(BIN)/cmake -S . -B $(SANITIZED) -G Ninja --log-level=WARNING -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DCMAKE_CXX_COMPILER=g++ \
+		-DCMAKE_BUILD_TYPE=Debug -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python -DEVERWARM_SANITIZE=address,undefined >/dev/null
+	@$(BIN)/cmake --build $(SANITIZED)
+	@rm -rf $(SANITIZED)/stage && mkdir $(SANITIZED)/stage && cp -R src/everwarm $(SANITIZED)/stage
+	@$(BIN)/cmake --install $(SANITIZED) --prefix $(SANITIZED)/stage >/dev/null
+	@site=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("platlib"))') && \
+	export PYTHONPATH=$(CURDIR)/$(SANITIZED)/stage:$$site PYTHONMALLOC=malloc PYTHONDONTWRITEBYTECODE=1 && \
+	export ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=print_stacktrace=1:abort_on_error=1 && \
+	export LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" && \
+	$(BIN)/python -S -c 'import sys; from everwarm.kernels import _native as n; "$(SANITIZED)" in n.__file__ or sys.exit(f"not sanitised: {n.__file__}")' && \
+	$(BIN)/python -S -m pytest -p no:cacheprovider --capture=sys tests/kernels/test_native.py
 
 serve: $(INSTALLED)
 	$(BIN)/everwarm serve
@@ -59,9 +79,10 @@ $(INSTALLED): pyproject.toml $(NATIVE)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --editable '.[dev]'
 	@touch $@
 
-.venv-peers/installed: tests/golden/peers.txt
+.venv-peers/installed: tests/golden/peers.txt benchmarks/build_llama_cpp.sh
 	@test -x $(PEERS)/python || $(PYTHON) -m venv .venv-peers
 	CMAKE_ARGS="-DGGML_NATIVE=ON" $(PEERS)/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	benchmarks/build_llama_cpp.sh
 	@touch $@
 
 clean:

@@ -283,7 +283,7 @@ NB_MODULE(_native, m) {
       .def("set", [](Rows& out, nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu> from) {
         if (from.shape(1) != size_t(out.width())) refuse("set: rows of " + std::to_string(from.shape(1)) + ", expected " + std::to_string(out.width()));
         out.resize(int(from.shape(0)));
-        std::memcpy(out.floats(), from.data(), from.size() * 4);
+        if (from.size()) std::memcpy(out.floats(), from.data(), from.size() * 4);
       }, "source"_a.noconvert());
 
   nb::class_<KVPool>(m, "KVPool")
