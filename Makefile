@@ -19,7 +19,7 @@ help:
 
 demo: $(INSTALLED)
 	@$(BIN)/everwarm pull smollm2 >/dev/null
-	@printf '%s\n' "What is the capital of France?" "Why is the sky blue? Answer in two sentences." | $(BIN)/everwarm chat smollm2 --max-tokens 120
+	@printf '%s\n' "Why is the sky blue? Answer in two sentences." "Who wrote Romeo and Juliet?" | $(BIN)/everwarm chat smollm2 --max-tokens 120
 
 test: $(INSTALLED)
 	@$(BIN)/everwarm pull smollm2 >/dev/null
