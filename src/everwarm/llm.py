@@ -129,10 +129,9 @@ class LLM:
         self.backend = kernels.make(
             choice, threads if isinstance(threads, int) else None, config.cores(), str(settings["kv_type"].value)
         )
-        packing = settings["pack"].value == "on" and isinstance(self.backend, NativeBackend)
         self._source: Source = (
             packed_source(self._file, self.backend, config.home(), progress)
-            if packing and isinstance(self.backend, NativeBackend)
+            if settings["pack"].value == "on" and isinstance(self.backend, NativeBackend)
             else FileSource(self._file, self.backend)
         )
         self.weights = WeightCache(self._source)

@@ -24,13 +24,14 @@ import numpy.typing as npt
 import xxhash
 
 from everwarm.errors import PackError
+from everwarm.kernels.native import ALIGNMENT, aligned_bytes
 
 FORMAT = "everwarm-pack"
 VERSION = "1"
 LAYOUT = "panel16-group32-1"
 """How forms lie in memory: see src/native/forms.h. All instruction sets share it."""
 
-ALIGNMENT, HEADER_ALIGNMENT = 64, 4096
+HEADER_ALIGNMENT = 4096
 _MAX_HEADER = 100 << 20
 _NO_CHECKSUM = "0" * 16
 
@@ -133,7 +134,7 @@ def write_pack(
         with temporary.open("w+b") as file:
             file.truncate(total)
             for entry in entries:
-                memory = _aligned(entry.size_bytes)
+                memory = aligned_bytes(entry.size_bytes)
                 fill(entry, memory)
                 file.seek(offsets[entry.name])
                 file.write(memory.data)
@@ -188,9 +189,3 @@ def _layout(weights_id: str, version: str, entries: list[Entry]) -> tuple[bytes,
     start = -(-(8 + len(text)) // HEADER_ALIGNMENT) * HEADER_ALIGNMENT
     header = (start - 8).to_bytes(8, "little") + text.ljust(start - 8)
     return header, {name: start + offset for name, offset in relative.items()}, start + at
-
-
-def _aligned(size: int) -> U8:
-    memory = np.empty(size + ALIGNMENT, np.uint8)
-    skip = -memory.ctypes.data % ALIGNMENT
-    return memory[skip : skip + size]
