@@ -4,11 +4,12 @@
 // a vector is sixteen tokens of keys, or sixteen elements of a value, and nothing is shuffled. As f16 that is all; q8 and q4 hold
 // codes and, behind them, an f16 scale per token and 32 elements: keys' scales [head_dim / 32][BLOCK], values' [BLOCK][head_dim / 32].
 //
-// A block is one unit of addition, at a fixed position: scores (times log2 e, so that powers of two do), their maximum m,
-// l = sum of 2^(score - m), o = sum of 2^(score - m) v over its tokens from first to last; blocks are merged in order. So neither the
+// UNIT blocks are one unit of addition, at a fixed position: scores (times log2 e, so that powers of two do), their maximum m,
+// l = sum of 2^(score - m), o = sum of 2^(score - m) v over its tokens from first to last; units are merged in order. So neither the
 // rows of a batch nor the threads change a bit.
 
 constexpr float LOG2_E = 1.44269504088896341f;
+constexpr int UNIT = 2, UNIT_TOKENS = UNIT * BLOCK;  // blocks that share one maximum: part of the numerics
 
 inline size_t head_bytes(const KVShape& s) {
   const size_t elements = size_t(s.head_dim) * BLOCK;
@@ -20,59 +21,55 @@ inline size_t head_bytes(const KVShape& s) {
   return 0;
 }
 
-// Keys of one head and block as floats, [head_dim][BLOCK].
-inline void read_keys(const KVShape& s, const uint8_t* head, int tokens, float* out) {
-  const int vectors = (tokens + 15) / 16;
-  if (s.type == KVType::f16) {
-    const auto* k = reinterpret_cast<const uint16_t*>(head);
-    for (int d = 0; d < s.head_dim; d++)
-      for (int v = 0; v < vectors; v++) store(out + d * BLOCK + 16 * v, load_f16(k + d * BLOCK + 16 * v));
-    return;
-  }
-  const size_t elements = size_t(s.head_dim) * BLOCK;
-  const auto* scale = reinterpret_cast<const uint16_t*>(head + (s.type == KVType::q8 ? elements : elements / 2));
-  for (int d = 0; d < s.head_dim; d++)
-    for (int v = 0; v < vectors; v++) {
-      F32 codes;
-      if (s.type == KVType::q8) {
-        codes = load_i8(reinterpret_cast<const int8_t*>(head) + d * BLOCK + 16 * v);
-      } else {  // rows 2i and 2i + 1 share bytes: low and high halves
-        uint8_t nibble[16];
-        for (int i = 0; i < 16; i++) nibble[i] = head[d / 2 * BLOCK + 16 * v + i] >> (d % 2 * 4) & 15;
-        codes = sub(load_u8(nibble), splat(8.f));
-      }
-      store(out + d * BLOCK + 16 * v, mul(codes, load_f16(scale + d / GROUP * BLOCK + 16 * v)));
-    }
-}
+// Sixteen codes of 4 bits, minus 8: the lower or the upper halves of sixteen bytes.
+inline F32 centred_nibbles(const uint8_t* p, int upper) { return sub(upper ? load_high_nibbles(p) : load_low_nibbles(p), splat(8.f)); }
 
-// Values of one head and block as floats, [BLOCK][head_dim].
-inline void read_values(const KVShape& s, const uint8_t* head, int tokens, float* out) {
-  const int vectors = s.head_dim / 16;
-  if (s.type == KVType::f16) {
-    const auto* v = reinterpret_cast<const uint16_t*>(head);
-    for (int i = 0; i < tokens * vectors; i++) store(out + 16 * i, load_f16(v + 16 * i));
-    return;
+// Readers of a matrix [row][16 * vector] as floats. `ask` asks for memory that will be read soon: it is far, and the hardware follows
+// a stream to the end of its page only.
+struct FloatReader {
+  const float* data;
+  size_t stride;
+  F32 at(int row, int vector) const { return load(data + row * stride + 16 * vector); }
+  void ask(int, int) const {}
+};
+
+// Keys of one head and block: a row is an element of the head, a vector sixteen tokens.
+template <KVType TYPE>
+struct KeyReader {
+  const uint8_t* head;
+  int dim;
+  F32 at(int row, int vector) const {
+    const size_t elements = size_t(dim) * BLOCK, at = size_t(row) * BLOCK + 16 * vector;
+    if constexpr (TYPE == KVType::f16) return load_f16(reinterpret_cast<const uint16_t*>(head) + at);
+    const auto* scale = reinterpret_cast<const uint16_t*>(head + (TYPE == KVType::q8 ? elements : elements / 2));
+    const F32 codes = TYPE == KVType::q8 ? load_i8(reinterpret_cast<const int8_t*>(head) + at)
+                                         : centred_nibbles(head + row / 2 * BLOCK + 16 * vector, row % 2);  // two rows share bytes
+    return mul(codes, load_f16(scale + row / GROUP * BLOCK + 16 * vector));
   }
-  const size_t elements = size_t(s.head_dim) * BLOCK;
-  const auto* scale = reinterpret_cast<const uint16_t*>(head + (s.type == KVType::q8 ? elements : elements / 2));
-  const int groups = s.head_dim / GROUP;
-  for (int t = 0; t < tokens; t++)
-    for (int v = 0; v < vectors; v++) {
-      float sc[16];
-      uint16_t h[16];
-      for (auto& x : h) x = scale[t * groups + v / 2];
-      store(sc, load_f16(h));
-      F32 codes;
-      const size_t at = size_t(t) * s.head_dim + 16 * v;
-      if (s.type == KVType::q8) {
-        codes = load_i8(reinterpret_cast<const int8_t*>(head) + at);
-      } else {  // the halves of a group of 32 share bytes
-        uint8_t nibble[16];
-        for (int i = 0; i < 16; i++) nibble[i] = head[at / 32 * 16 + i] >> (v % 2 * 4) & 15;
-        codes = sub(load_u8(nibble), splat(8.f));
-      }
-      store(out + at, mul(codes, load(sc)));
-    }
+  void ask(int row, int vector) const { __builtin_prefetch(head + (size_t(row) * BLOCK + 16 * vector) * 2 / (TYPE == KVType::f16 ? 1 : TYPE == KVType::q8 ? 2 : 4)); }
+};
+
+// Values of one head and block: a row is a token, a vector sixteen elements.
+template <KVType TYPE>
+struct ValueReader {
+  const uint8_t* head;
+  int dim;
+  F32 at(int row, int vector) const {
+    const size_t elements = size_t(dim) * BLOCK, at = size_t(row) * dim + 16 * vector;
+    if constexpr (TYPE == KVType::f16) return load_f16(reinterpret_cast<const uint16_t*>(head) + at);
+    const auto* scale = reinterpret_cast<const uint16_t*>(head + (TYPE == KVType::q8 ? elements : elements / 2));
+    const F32 codes = TYPE == KVType::q8 ? load_i8(reinterpret_cast<const int8_t*>(head) + at)
+                                         : centred_nibbles(head + at / 32 * 16, vector % 2);  // the halves of a group share bytes
+    return mul(codes, splat_f16(scale[row * (dim / GROUP) + vector / 2]));
+  }
+  void ask(int row, int vector) const { __builtin_prefetch(head + (size_t(row) * dim + 16 * vector) * 2 / (TYPE == KVType::f16 ? 1 : TYPE == KVType::q8 ? 2 : 4)); }
+};
+
+template <class Reader>
+inline FloatReader converted(const Reader& from, int rows, int vectors, std::vector<float>& out) {
+  for (int r = 0; r < rows; r++)
+    for (int v = 0; v < vectors; v++) store(&out[(size_t(r) * vectors + v) * 16], from.at(r, v));
+  return {out.data(), size_t(vectors) * 16};
 }
 
 // Largest codes of a quantised group, and the f16 scale that stands for it.
@@ -139,50 +136,53 @@ void store_kv(Pool& pool, const KVShape& s, const float* k, const float* v, cons
   });
 }
 
-// out[t][n] = sum over k of a[t][k] * b[k][n], k from first to last.
-inline F32 load_any(const float* p) { return load(p); }
-inline F32 load_any(const uint16_t* p) { return load_f16(p); }
-
+// out[t][n] = sum over k of a[t][k] * b[k][n], k from first to last; with `more`, added to what out holds. `next` is what will be
+// read after b.
 template <int T, int N, class B>
-inline void small_product(const float* a, size_t a_stride, const B* b, size_t b_stride, int depth, float* out, size_t out_stride) {
+inline void small_product(const float* a, size_t a_stride, const B& b, const B& next, int depth, int vector, float* out, size_t out_stride, bool more) {
   F32 acc[T][N];
-  for (auto& r : acc)
-    for (auto& x : r) x = splat(0.f);
+#pragma GCC unroll 8
+  for (int t = 0; t < T; t++)
+#pragma GCC unroll 4
+    for (int n = 0; n < N; n++) acc[t][n] = more ? load(out + t * out_stride + 16 * (vector + n)) : splat(0.f);
   for (int k = 0; k < depth; k++) {
     F32 v[N];
-    for (int n = 0; n < N; n++) v[n] = load_any(b + k * b_stride + 16 * n);
+#pragma GCC unroll 4
+    for (int n = 0; n < N; n++) v[n] = b.at(k, vector + n);
+    for (int n = 0; n < N; n += 2) next.ask(k, vector + n);
 #pragma GCC unroll 8
     for (int t = 0; t < T; t++) {
       const F32 x = splat(a[t * a_stride + k]);
+#pragma GCC unroll 4
       for (int n = 0; n < N; n++) acc[t][n] = fma(v[n], x, acc[t][n]);
     }
   }
+#pragma GCC unroll 8
   for (int t = 0; t < T; t++)
-    for (int n = 0; n < N; n++) store(out + t * out_stride + 16 * n, acc[t][n]);
+#pragma GCC unroll 4
+    for (int n = 0; n < N; n++) store(out + t * out_stride + 16 * (vector + n), acc[t][n]);
 }
 
-template <int N, class B>
-inline int product_rows(const float* a, size_t a_stride, int rows, const B* b, size_t b_stride, int depth, float* out, size_t out_stride) {
-  if (rows >= ATTENTION_ROWS) return small_product<ATTENTION_ROWS, N>(a, a_stride, b, b_stride, depth, out, out_stride), ATTENTION_ROWS;
-  if (rows >= 3) return small_product<3, N>(a, a_stride, b, b_stride, depth, out, out_stride), 3;
-  return small_product<1, N>(a, a_stride, b, b_stride, depth, out, out_stride), 1;
-}
-
-// rows x (16 * vectors), four vectors at a time.
+// rows x (16 * vectors): as many rows at a time as the registers hold.
 template <class B>
-inline void any_product(const float* a, size_t a_stride, int rows, const B* b, size_t b_stride, int depth, int vectors, float* out, size_t out_stride) {
-  for (int n = 0; n < vectors; n += 4)
-    for (int r = 0; r < rows;) {
-      const float* ar = a + r * a_stride;
-      const B* bn = b + 16 * n;
-      float* o = out + r * out_stride + 16 * n;
-      switch (vectors - n) {
-        case 1: r += product_rows<1>(ar, a_stride, rows - r, bn, b_stride, depth, o, out_stride); break;
-        case 2: r += product_rows<2>(ar, a_stride, rows - r, bn, b_stride, depth, o, out_stride); break;
-        case 3: r += product_rows<3>(ar, a_stride, rows - r, bn, b_stride, depth, o, out_stride); break;
-        default: r += product_rows<4>(ar, a_stride, rows - r, bn, b_stride, depth, o, out_stride); break;
-      }
-    }
+inline void product(const float* a, size_t a_stride, int rows, const B& b, const B& next, int depth, int vectors, float* out, size_t out_stride, bool more) {
+  for (int r = 0; r < rows;) {
+    const auto some = [&](auto count) {
+      constexpr int T = decltype(count)::value;
+      const float* from = a + r * a_stride;
+      float* to = out + r * out_stride;
+      int v = 0;
+      for (; v + 4 <= vectors; v += 4) small_product<T, 4>(from, a_stride, b, next, depth, v, to, out_stride, more);
+      for (; v < vectors; v++) small_product<T, 1>(from, a_stride, b, next, depth, v, to, out_stride, more);
+      r += T;
+    };
+    const int left = rows - r;
+    if (left >= ATTENTION_ROWS) some(std::integral_constant<int, ATTENTION_ROWS>());
+    else if (ATTENTION_ROWS > 4 && left >= 4) some(std::integral_constant<int, ATTENTION_ROWS < 4 ? ATTENTION_ROWS : 4>());
+    else if (ATTENTION_ROWS > 3 && left == 3) some(std::integral_constant<int, ATTENTION_ROWS < 3 ? ATTENTION_ROWS : 3>());
+    else if (ATTENTION_ROWS > 2 && left == 2) some(std::integral_constant<int, 2>());
+    else some(std::integral_constant<int, 1>());
+  }
 }
 
 inline F32 soft_cap(F32 s, float cap) {  // cap * tanh(s / cap)
@@ -190,7 +190,7 @@ inline F32 soft_cap(F32 s, float cap) {  // cap * tanh(s / cap)
   return mul(splat(cap), sub(splat(1.f), div(splat(2.f), ::everwarm::EVERWARM_ISA::add(e, splat(1.f)))));
 }
 
-// Scores of one query over the tokens [low, high) of a block become 2^(score - m); the rest become 0. Returns m and the sum.
+// Scores of one query over the tokens [low, high) of a unit become 2^(score - m); the rest become 0. Returns m and the sum.
 inline void soften(float* scores, int vectors, int low, int high, float softcap, float& m, float& l) {
   if (softcap > 0.f)
     for (int v = 0; v < vectors; v++) store(scores + 16 * v, mul(soft_cap(load(scores + 16 * v), softcap), splat(LOG2_E)));
@@ -200,6 +200,7 @@ inline void soften(float* scores, int vectors, int low, int high, float softcap,
   for (int v = 1; v < vectors; v++) greatest = max(greatest, load(scores + 16 * v));
   m = reduce_max(greatest);
   F32 sum = splat(0.f);
+#pragma GCC unroll 4
   for (int v = 0; v < vectors; v++) {
     const F32 e = power_of_two(sub(load(scores + 16 * v), splat(m)));
     store(scores + 16 * v, e);
@@ -208,86 +209,98 @@ inline void soften(float* scores, int vectors, int low, int high, float softcap,
   l = reduce_add(sum);
 }
 
-// (m, l, o) so far, and one more block.
-inline void merge(float& m, float& l, float* o, float block_m, float block_l, const float* block_o, int dim) {
-  const float new_m = m > block_m ? m : block_m;
-  float factors[16] = {m - new_m, block_m - new_m};
+// (m, l, o) so far, and one more unit.
+inline void merge(float& m, float& l, float* o, float unit_m, float unit_l, const float* unit_o, int dim) {
+  const float new_m = m > unit_m ? m : unit_m;
+  float factors[16] = {m - new_m, unit_m - new_m};
   store(factors, power_of_two(load(factors)));
   const F32 old = splat(factors[0]), fresh = splat(factors[1]);
-  for (int d = 0; d < dim; d += 16) store(o + d, fma(load(block_o + d), fresh, mul(load(o + d), old)));
-  l = std::fma(block_l, factors[1], l * factors[0]);
+  for (int d = 0; d < dim; d += 16) store(o + d, fma(load(unit_o + d), fresh, mul(load(o + d), old)));
+  l = std::fma(unit_l, factors[1], l * factors[0]);
   m = new_m;
 }
 
 struct AttentionScratch {
-  std::vector<float> q, keys, values, scores, out, m, l, o, block_m, block_l, old, fresh;
+  std::vector<float> q, keys, values, scores, out, m, l, o, unit_m, unit_l, old, fresh;
 };
 
 // `merge` for all queries of a tile, sixteen at a time.
 inline void merge_all(AttentionScratch& t, int queries, int dim) {
   for (int i = 0; i < queries; i += 16) {
-    const F32 m = load(&t.m[i]), block_m = load(&t.block_m[i]), new_m = max(m, block_m);
-    const F32 old = power_of_two(sub(m, new_m)), fresh = power_of_two(sub(block_m, new_m));
-    store(&t.l[i], fma(load(&t.block_l[i]), fresh, mul(load(&t.l[i]), old)));
+    const F32 m = load(&t.m[i]), unit_m = load(&t.unit_m[i]), new_m = max(m, unit_m);
+    const F32 old = power_of_two(sub(m, new_m)), fresh = power_of_two(sub(unit_m, new_m));
+    store(&t.l[i], fma(load(&t.unit_l[i]), fresh, mul(load(&t.l[i]), old)));
     store(&t.m[i], new_m), store(&t.old[i], old), store(&t.fresh[i], fresh);
   }
   for (int i = 0; i < queries; i++) {
     const F32 old = splat(t.old[i]), fresh = splat(t.fresh[i]);
-    float *o = &t.o[size_t(i) * dim], *block_o = &t.out[size_t(i) * dim];
-    for (int d = 0; d < dim; d += 16) store(o + d, fma(load(block_o + d), fresh, mul(load(o + d), old)));
+    float *o = &t.o[size_t(i) * dim], *unit_o = &t.out[size_t(i) * dim];
+    for (int d = 0; d < dim; d += 16) store(o + d, fma(load(unit_o + d), fresh, mul(load(o + d), old)));
   }
 }
 
-constexpr int QUERIES = 48;  // query vectors (rows x heads that share a KV head) that are computed together
+constexpr int QUERIES = 96;  // query vectors (rows x heads that share a KV head) that are computed together
 
-// All queries of rows [row, row + rows) that share one KV head, over the blocks [first, last). Blocks are merged into
-// (m, l, o), or, if `partials` is given, left there one by one: per query and block head_dim + 2 floats.
-inline void attend(const KVShape& s, const float* q, int heads, const SpanRows& span, int kv_head, int row, int rows, int first, int last,
+// All queries of rows [row, row + rows) that share one KV head, over the units [first, last). Units are merged into
+// (m, l, o), or, if `partials` is given, left there one by one: per query and unit head_dim + 2 floats.
+template <KVType TYPE>
+void attend(const KVShape& s, const float* q, int heads, const SpanRows& span, int kv_head, int row, int rows, int first, int last,
                    float scale, int window, float softcap, AttentionScratch& t, float* partials) {
-  const int dim = s.head_dim, shared = heads / s.kv_heads, queries = rows * shared, blocks = last - first;
-  t.q.resize(size_t(queries) * dim), t.scores.resize(size_t(queries) * BLOCK), t.out.resize(size_t(queries) * dim);
+  const int dim = s.head_dim, shared = heads / s.kv_heads, queries = rows * shared, units = last - first;
+  t.q.resize(size_t(queries) * dim), t.scores.resize(size_t(queries) * UNIT_TOKENS), t.out.resize(size_t(queries) * dim);
   t.keys.resize(size_t(dim) * BLOCK), t.values.resize(size_t(dim) * BLOCK);
   const size_t padded = round_up(queries, 16);
   t.m.assign(padded, -INFINITY), t.l.assign(padded, 0.f), t.o.assign(size_t(queries) * dim, 0.f);
-  t.block_m.assign(padded, -INFINITY), t.block_l.assign(padded, 0.f), t.old.resize(padded), t.fresh.resize(padded);
+  t.unit_m.assign(padded, -INFINITY), t.unit_l.assign(padded, 0.f), t.old.resize(padded), t.fresh.resize(padded);
   const float factor = softcap > 0.f ? scale : scale * LOG2_E;
   for (int r = 0; r < rows; r++)
     for (int h = 0; h < shared; h++) {
       const float* from = q + (size_t(span.first + row + r) * heads + kv_head * shared + h) * dim;
       for (int d = 0; d < dim; d += 16) store(&t.q[(size_t(r) * shared + h) * dim + d], mul(load(from + d), splat(factor)));
     }
-  for (int b = first; b < last; b++) {
-    const int from = b * BLOCK, newest = span.start + row + rows - 1;
-    const int tokens = newest + 1 - from < BLOCK ? newest + 1 - from : BLOCK, vectors = (tokens + 15) / 16;
-    const uint8_t* keys = span.blocks[b] + 2 * kv_head * head_bytes(s);
-    // A few queries read f16 where it lies; for more it is converted once.
-    const bool in_place = s.type == KVType::f16 && queries <= ATTENTION_ROWS;
-    if (in_place) {
-      any_product(t.q.data(), dim, queries, reinterpret_cast<const uint16_t*>(keys), BLOCK, dim, vectors, t.scores.data(), BLOCK);
-    } else {
-      read_keys(s, keys, tokens, t.keys.data());
-      any_product(t.q.data(), dim, queries, t.keys.data(), BLOCK, dim, vectors, t.scores.data(), BLOCK);
+  const bool in_place = queries <= ATTENTION_ROWS;  // a few queries read KV where it lies; for more it is converted once
+  const int newest = span.start + row + rows - 1;
+  const int oldest = window > 0 && span.start + row + 1 - window > 0 ? (span.start + row + 1 - window) / BLOCK : 0;  // block that anyone sees
+  for (int unit = first; unit < last; unit++) {
+    const int from = unit * UNIT_TOKENS, tokens = newest + 1 - from < UNIT_TOKENS ? newest + 1 - from : UNIT_TOKENS;
+    const int begin = unit * UNIT < oldest ? oldest : unit * UNIT, end = unit * UNIT + (tokens + BLOCK - 1) / BLOCK;
+    const int vectors = (end - unit * UNIT) * (BLOCK / 16);
+    const auto keys = [&](int b) { return KeyReader<TYPE>{span.blocks[b] + 2 * kv_head * head_bytes(s), dim}; };
+    const auto values = [&](int b) { return ValueReader<TYPE>{span.blocks[b] + (2 * kv_head + 1) * head_bytes(s), dim}; };
+    for (int b = begin; b < end; b++) {
+      float* scores = &t.scores[(b - unit * UNIT) * BLOCK];
+      if (in_place) {
+        const KeyReader<TYPE> next{b + 1 < end ? keys(b + 1).head : values(begin).head, dim};
+        product(t.q.data(), dim, queries, keys(b), next, dim, BLOCK / 16, scores, UNIT_TOKENS, false);
+      } else {
+        const FloatReader floats = converted(keys(b), dim, BLOCK / 16, t.keys);
+        product(t.q.data(), dim, queries, floats, floats, dim, BLOCK / 16, scores, UNIT_TOKENS, false);
+      }
     }
     for (int i = 0; i < queries; i++) {
       const int position = span.start + row + i / shared;
       const int high = position + 1 - from < tokens ? position + 1 - from : tokens;
       const int low = window > 0 && position + 1 - window > from ? position + 1 - window - from : 0;
       if (low < high)
-        soften(&t.scores[size_t(i) * BLOCK], vectors, low, high, softcap, t.block_m[i], t.block_l[i]);
-      else  // this query sees nothing of the block: it will be merged with a weight of 0
-        t.block_m[i] = -INFINITY, t.block_l[i] = 0.f, std::memset(&t.scores[size_t(i) * BLOCK], 0, BLOCK * 4);
+        soften(&t.scores[size_t(i) * UNIT_TOKENS], vectors, low, high, softcap, t.unit_m[i], t.unit_l[i]);
+      else  // this query sees nothing of the unit: it will be merged with a weight of 0
+        t.unit_m[i] = -INFINITY, t.unit_l[i] = 0.f, std::memset(&t.scores[size_t(i) * UNIT_TOKENS], 0, UNIT_TOKENS * 4);
     }
-    const uint8_t* values = keys + head_bytes(s);
-    if (in_place) {
-      any_product(t.scores.data(), BLOCK, queries, reinterpret_cast<const uint16_t*>(values), dim, tokens, dim / 16, t.out.data(), dim);
-    } else {
-      read_values(s, values, tokens, t.values.data());
-      any_product(t.scores.data(), BLOCK, queries, t.values.data(), dim, tokens, dim / 16, t.out.data(), dim);
+    for (int b = begin; b < end; b++) {
+      const float* weights = &t.scores[(b - unit * UNIT) * BLOCK];
+      const int count = from + tokens - b * BLOCK < BLOCK ? from + tokens - b * BLOCK : BLOCK;
+      if (in_place) {
+        const ValueReader<TYPE> next{b + 1 < end ? values(b + 1).head : unit + 1 < last ? keys(b + 1).head : values(b).head, dim};
+        product(weights, UNIT_TOKENS, queries, values(b), next, count, dim / 16, t.out.data(), dim, b > begin);
+      } else {
+        const FloatReader floats = converted(values(b), count, dim / 16, t.values);
+        product(weights, UNIT_TOKENS, queries, floats, floats, count, dim / 16, t.out.data(), dim, b > begin);
+      }
     }
     if (partials) {
       for (int i = 0; i < queries; i++) {
-        float* p = partials + (size_t(i) * blocks + (b - first)) * (dim + 2);
-        p[0] = t.block_m[i], p[1] = t.block_l[i];
+        float* p = partials + (size_t(i) * units + (unit - first)) * (dim + 2);
+        p[0] = t.unit_m[i], p[1] = t.unit_l[i];
         std::memcpy(p + 2, &t.out[size_t(i) * dim], dim * 4);
       }
     } else {
@@ -303,7 +316,7 @@ inline void write_out(const float* o, float l, int dim, float* out) {
 
 struct AttentionTask {
   int span, kv_head, row, rows, first, last;
-  size_t partials;  // offset, for a task that covers only some of the blocks
+  size_t partials;  // offset, for a task that covers only some of the units
   bool split;
 };
 
@@ -311,15 +324,15 @@ void attention(Pool& pool, const KVShape& s, const float* q, int heads, const Sp
                float softcap, float* out) {
   const int dim = s.head_dim, shared = heads / s.kv_heads;
   const int tile_rows = QUERIES / shared > 0 ? QUERIES / shared : 1;
-  constexpr int SPLIT = 8;  // blocks per task where a few rows look back far
+  constexpr int SPLIT = 4;  // units per task where a few rows look back far
   std::vector<AttentionTask> tasks;
   size_t partial_floats = 0;
   for (int i = 0; i < count; i++) {
     const SpanRows& span = spans[i];
     for (int row = (span.count - 1) / tile_rows * tile_rows; row >= 0 && span.count; row -= tile_rows) {  // the costly ones first
       const int rows = span.count - row < tile_rows ? span.count - row : tile_rows;
-      const int oldest = window > 0 && span.start + row + 1 - window > 0 ? (span.start + row + 1 - window) / BLOCK : 0;
-      const int last = (span.start + row + rows - 1) / BLOCK + 1;
+      const int oldest = window > 0 && span.start + row + 1 - window > 0 ? (span.start + row + 1 - window) / UNIT_TOKENS : 0;
+      const int last = (span.start + row + rows - 1) / UNIT_TOKENS + 1;
       const bool split = rows * shared <= QUERIES / 4 && last - oldest > SPLIT;
       for (int h = 0; h < s.kv_heads; h++)
         for (int first = oldest; first < last; first += split ? SPLIT : last - oldest) {
@@ -336,12 +349,13 @@ void attention(Pool& pool, const KVShape& s, const float* q, int heads, const Sp
   pool.run(int(tasks.size()), [&](int index, int) {
     static thread_local AttentionScratch scratch;
     const AttentionTask& t = tasks[index];
-    attend(s, q, heads, spans[t.span], t.kv_head, t.row, t.rows, t.first, t.last, scale, window, softcap, scratch,
-           t.split ? &partials[t.partials] : nullptr);
+    const auto run = s.type == KVType::f16 ? attend<KVType::f16> : s.type == KVType::q8 ? attend<KVType::q8> : attend<KVType::q4>;
+    run(s, q, heads, spans[t.span], t.kv_head, t.row, t.rows, t.first, t.last, scale, window, softcap, scratch,
+        t.split ? &partials[t.partials] : nullptr);
     if (!t.split)
       for (int i = 0; i < t.rows * shared; i++) write_out(&scratch.o[size_t(i) * dim], scratch.l[i], dim, out_at(t, i));
   });
-  // Pieces of one split follow each other in `tasks`, from the oldest block to the newest.
+  // Pieces of one split follow each other in `tasks`, from the oldest unit to the newest.
   std::vector<size_t> starts;
   for (size_t i = 0; i < tasks.size(); i++) {
     const AttentionTask &a = tasks[i ? i - 1 : 0], &b = tasks[i];
@@ -354,9 +368,9 @@ void attention(Pool& pool, const KVShape& s, const float* q, int heads, const Sp
       float m = -INFINITY, l = 0.f;
       o.assign(dim, 0.f);
       for (size_t k = starts[index]; k < tasks.size() && tasks[k].split && tasks[k].span == head.span && tasks[k].kv_head == head.kv_head && tasks[k].row == head.row; k++) {
-        const int blocks = tasks[k].last - tasks[k].first;
-        for (int b = 0; b < blocks; b++) {
-          const float* p = &partials[tasks[k].partials + (size_t(i) * blocks + b) * (dim + 2)];
+        const int units = tasks[k].last - tasks[k].first;
+        for (int u = 0; u < units; u++) {
+          const float* p = &partials[tasks[k].partials + (size_t(i) * units + u) * (dim + 2)];
           if (p[0] > -INFINITY) merge(m, l, o.data(), p[0], p[1], p + 2, dim);
         }
       }

@@ -38,6 +38,7 @@ double read_bandwidth(Pool& pool, const uint8_t* memory, size_t size) {
     const Bytes one = splat_quad(ones);
     I32 a = isplat(0), b = a, c = a, d = a;
     for (size_t i = 0; i < piece; i += 256) {
+      for (int line = 0; line < 256; line += 64) __builtin_prefetch(from + i + line + AHEAD);
       a = dot(a, load_bytes(from + i), one), b = dot(b, load_bytes(from + i + 64), one);
       c = dot(c, load_bytes(from + i + 128), one), d = dot(d, load_bytes(from + i + 192), one);
     }

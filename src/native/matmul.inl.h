@@ -74,26 +74,25 @@ inline I32 dot_any(I32 acc, Bytes codes, Bytes x) {
   return dot(acc, codes, x);
 }
 
-// A panel pair, unpacked for many rows: codes [group][8][P][64], scales [group][halves][P][16], minima [group][P][16].
+constexpr int SLICE = 64;  // groups of a panel pair that are unpacked at a time: 64 KiB of codes, for all rows
+
+// A slice of a panel pair, unpacked for many rows: codes [group][8][P][64], scales [group][halves][P][16], minima [group][P][16].
 struct Scratch {
-  std::vector<uint8_t> codes;
-  std::vector<float> scales, minima;
+  alignas(64) uint8_t codes[SLICE * 2 * 512];
+  alignas(64) float scales[SLICE * 2 * 2 * PANEL], minima[SLICE * 2 * PANEL];
+  std::vector<float> sums;  // of the slices so far, [row][P][16]
 };
 
 template <Codes C, Scales S, int P>
-void unpack(const Weight& w, int panel, Scratch& out) {
+void unpack(const Weight& w, int panel, int first, int count, Scratch& out) {
   constexpr int H = halves_of(S);
-  const int groups = w.groups();
-  out.codes.resize(size_t(groups) * 512 * P);
-  out.scales.resize(size_t(groups) * H * P * PANEL);
-  if (has_minimum(S)) out.minima.resize(size_t(groups) * P * PANEL);
   for (int p = 0; p < P; p++) {
     const PanelPlanes planes(w, panel + p);
-    for (int g = 0; g < groups; g++) {
+    for (int g = 0; g < count; g++) {
       Bytes codes[8];
       F32 scale[2], minimum;
-      load_codes<C>(planes, g, codes);
-      load_scales<S>(planes, g, scale, minimum);
+      load_codes<C>(planes, first + g, codes);
+      load_scales<S>(planes, first + g, scale, minimum);
       for (int j = 0; j < 8; j++) store_bytes(&out.codes[((size_t(g) * 8 + j) * P + p) * 64], codes[j]);
       for (int h = 0; h < H; h++) store(&out.scales[((size_t(g) * H + h) * P + p) * PANEL], scale[h]);
       if constexpr (has_minimum(S)) store(&out.minima[(size_t(g) * P + p) * PANEL], minimum);
@@ -101,16 +100,15 @@ void unpack(const Weight& w, int panel, Scratch& out) {
   }
 }
 
-// T rows x P panels from unpacked codes: what prefill runs.
+// T rows x P panels from a slice of unpacked codes, added to acc: what prefill runs.
 template <bool WIDE, int H, bool MIN, int T, int P>
-inline void tile(const Scratch& w, int zero, const QuantRows& x, int row, F32 (&acc)[T][P]) {
+inline void tile(const Scratch& w, int zero, const QuantRows& x, int row, int first, int count, F32 (&acc)[T][P]) {
   const int groups = x.inputs / GROUP;
-  const int8_t* codes = x.codes + size_t(row) * x.inputs;
-  const float *scale = x.scale + size_t(row) * groups, *scaled_sum = x.scaled_sum + size_t(row) * groups;
-  const int32_t* sums = x.sums + size_t(row) * groups * 2;
-  for (auto& r : acc)
-    for (auto& a : r) a = splat(0.f);
-  for (int g = 0; g < groups; g++) {
+  const int8_t* codes = x.codes + size_t(row) * x.inputs + first * GROUP;
+  const size_t at = size_t(row) * groups + first;
+  const float *scale = x.scale + at, *scaled_sum = x.scaled_sum + at;
+  const int32_t* sums = x.sums + at * 2;
+  for (int g = 0; g < count; g++) {
 #pragma GCC unroll 2
     for (int h = 0; h < H; h++) {
       I32 d[T][P];
@@ -149,53 +147,52 @@ inline void tile(const Scratch& w, int zero, const QuantRows& x, int row, F32 (&
   }
 }
 
-// T rows x P panels straight from the packed form: what decode runs. Two sums per dot, so that their latencies overlap.
-template <Codes C, Scales S, int T, int P>
-inline void packed_tile(const Weight& w, int panel, const QuantRows& x, int row, F32 (&acc)[T][P]) {
-  constexpr int H = halves_of(S);
+constexpr size_t AHEAD = 4096;  // bytes of codes that decode asks for ahead: a page, where the hardware's own prefetching stops
+
+// T rows x one panel straight from the packed form: what decode runs. One panel after the other reads memory in order. Two sums
+// per dot, so that their latencies overlap.
+template <Codes C, Scales S, int T>
+inline void packed_tile(const Weight& w, int panel, const QuantRows& x, int row, F32 (&acc)[T]) {
+  constexpr int H = halves_of(S), CODE_BYTES = C == Codes::bytes ? 512 : 256;
   constexpr bool WIDE = C == Codes::bytes;
   const int groups = w.groups(), zero = w.zero;
-  const PanelPlanes planes[2] = {PanelPlanes(w, panel), PanelPlanes(w, panel + P - 1)};
+  const PanelPlanes planes(w, panel);
   const int8_t* codes_of_x = x.codes + size_t(row) * x.inputs;
   const float *scale_of_x = x.scale + size_t(row) * groups, *sum_of_x = x.scaled_sum + size_t(row) * groups;
   const int32_t* sums_of_x = x.sums + size_t(row) * groups * 2;
-  F32 local[T][P];  // a copy that nothing can alias stays in registers
+  F32 local[T];  // a copy that nothing can alias stays in registers
 #pragma GCC unroll 4
-  for (int t = 0; t < T; t++)
-    for (int p = 0; p < P; p++) local[t][p] = splat(0.f);
+  for (int t = 0; t < T; t++) local[t] = splat(0.f);
   for (int g = 0; g < groups; g++) {
-#pragma GCC unroll 2
-    for (int p = 0; p < P; p++) {
-      Bytes codes[8];
-      F32 scale[2], minimum;
-      load_codes<C>(planes[p], g, codes);
-      load_scales<S>(planes[p], g, scale, minimum);
+    for (int b = 0; b < CODE_BYTES; b += 64) __builtin_prefetch(planes.code + size_t(g) * CODE_BYTES + b + AHEAD);
+    Bytes codes[8];
+    F32 scale[2], minimum;
+    load_codes<C>(planes, g, codes);
+    load_scales<S>(planes, g, scale, minimum);
 #pragma GCC unroll 4
-      for (int t = 0; t < T; t++) {
-        const int at = t * groups + g;
-        const int8_t* quads = codes_of_x + size_t(t) * x.inputs + g * GROUP;
-        const int32_t* s = sums_of_x + size_t(at) * 2;
-        I32 d0 = isplat(has_minimum(S) ? 0 : start<WIDE>(zero, H == 1 ? s[0] + s[1] : s[0]));
-        I32 d1 = isplat(H == 1 ? 0 : start<WIDE>(zero, s[1]));
+    for (int t = 0; t < T; t++) {
+      const int at = t * groups + g;
+      const int8_t* quads = codes_of_x + size_t(t) * x.inputs + g * GROUP;
+      const int32_t* s = sums_of_x + size_t(at) * 2;
+      I32 d0 = isplat(has_minimum(S) ? 0 : start<WIDE>(zero, H == 1 ? s[0] + s[1] : s[0]));
+      I32 d1 = isplat(H == 1 ? 0 : start<WIDE>(zero, s[1]));
 #pragma GCC unroll 4
-        for (int j = 0; j < 4; j++) {
-          d0 = dot_any<WIDE>(d0, codes[j], splat_quad(quads + 4 * j));
-          d1 = dot_any<WIDE>(d1, codes[j + 4], splat_quad(quads + 4 * j + 16));
-        }
-        const F32 sx = splat(scale_of_x[at]);
-        if constexpr (H == 1) {
-          local[t][p] = fma(to_f32(iadd(d0, d1)), mul(scale[0], sx), local[t][p]);
-        } else {
-          local[t][p] = fma(to_f32(d0), mul(scale[0], sx), local[t][p]);
-          local[t][p] = fma(to_f32(d1), mul(scale[1], sx), local[t][p]);
-        }
-        if constexpr (has_minimum(S)) local[t][p] = fma(minimum, splat(sum_of_x[at]), local[t][p]);
+      for (int j = 0; j < 4; j++) {
+        d0 = dot_any<WIDE>(d0, codes[j], splat_quad(quads + 4 * j));
+        d1 = dot_any<WIDE>(d1, codes[j + 4], splat_quad(quads + 4 * j + 16));
       }
+      const F32 sx = splat(scale_of_x[at]);
+      if constexpr (H == 1) {
+        local[t] = fma(to_f32(iadd(d0, d1)), mul(scale[0], sx), local[t]);
+      } else {
+        local[t] = fma(to_f32(d0), mul(scale[0], sx), local[t]);
+        local[t] = fma(to_f32(d1), mul(scale[1], sx), local[t]);
+      }
+      if constexpr (has_minimum(S)) local[t] = fma(minimum, splat(sum_of_x[at]), local[t]);
     }
   }
 #pragma GCC unroll 4
-  for (int t = 0; t < T; t++)
-    for (int p = 0; p < P; p++) acc[t][p] = local[t][p];
+  for (int t = 0; t < T; t++) acc[t] = local[t];
 }
 
 // T rows x P panels of a matrix of floats, over the inputs from first to last.
@@ -271,12 +268,36 @@ template <Codes C, Scales S, int P, class Use>
 void form_rows(const Weight& w, int panel, const QuantRows& x, Scratch& scratch, Use&& use) {
   if (x.rows <= PACKED_ROWS) {
     in_tiles<PACKED_ROWS, P>(
-        x.rows, [&](int row, auto& acc) { packed_tile<C, S>(w, panel, x, row, acc); }, use);
+        x.rows,
+        [&](int row, auto& acc) {
+          constexpr int T = sizeof acc / sizeof acc[0];
+          for (int p = 0; p < P; p++) {
+            F32 one[T];
+            packed_tile<C, S>(w, panel + p, x, row, one);
+            for (int t = 0; t < T; t++) acc[t][p] = one[t];
+          }
+        },
+        use);
     return;
   }
-  unpack<C, S, P>(w, panel, scratch);
-  in_tiles<TILE_ROWS, P>(
-      x.rows, [&](int row, auto& acc) { tile<C == Codes::bytes, halves_of(S), has_minimum(S)>(scratch, w.zero, x, row, acc); }, use);
+  const int groups = w.groups();
+  scratch.sums.resize(size_t(x.rows) * P * PANEL);
+  for (int first = 0; first < groups; first += SLICE) {
+    const int count = groups - first < SLICE ? groups - first : SLICE;
+    unpack<C, S, P>(w, panel, first, count, scratch);
+    in_tiles<TILE_ROWS, P>(
+        x.rows,
+        [&](int row, auto& acc) {
+          for (size_t t = 0; t < sizeof acc / sizeof acc[0]; t++)
+            for (int p = 0; p < P; p++) acc[t][p] = first ? load(&scratch.sums[((row + t) * P + p) * PANEL]) : splat(0.f);
+          tile<C == Codes::bytes, halves_of(S), has_minimum(S)>(scratch, w.zero, x, row, first, count, acc);
+        },
+        [&](int row, auto& acc) {
+          if (first + count == groups) return use(row, acc);
+          for (size_t t = 0; t < sizeof acc / sizeof acc[0]; t++)
+            for (int p = 0; p < P; p++) store(&scratch.sums[((row + t) * P + p) * PANEL], acc[t][p]);
+        });
+  }
 }
 
 // use(row, acc[T][P]) for all rows of one or two panels, whatever the form.
@@ -307,8 +328,8 @@ void float_rows(const FloatWeight& w, int panel, const float* x, int rows, Use&&
   }
 }
 
-// Rows are taken in blocks whose codes stay in the second-level cache while panel after panel passes by.
-constexpr size_t ROW_BLOCK_BYTES = 384 << 10;
+// Rows are taken in blocks whose codes stay in the last-level cache while panel after panel passes by.
+constexpr size_t ROW_BLOCK_BYTES = 4 << 20;
 inline int row_block(int inputs) {
   const int rows = int(ROW_BLOCK_BYTES / size_t(inputs));
   return rows < 4 * TILE_ROWS ? 4 * TILE_ROWS : rows / TILE_ROWS * TILE_ROWS;

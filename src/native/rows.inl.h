@@ -17,31 +17,34 @@ inline F32 exponential(F32 x) {
   return keep_if_at_least(scale_by_power(p, n), x, -87.f);
 }
 
-// 2^x for x <= 0, to about 1 ulp; exactly 0 below -126, exactly 1 at 0.
+// 2^x for x <= 0, to about 1 ulp; exactly 0 below -126 (whatever the arithmetic makes of it), exactly 1 at 0.
 inline F32 power_of_two(F32 x) {
-  const F32 clamped = max(x, splat(-126.f));
-  const I32 n = round(clamped);
-  const F32 r = sub(clamped, to_f32(n));
-  F32 p = splat(1.535336188319500e-4f);
-  p = fma(p, r, splat(1.339887440266574e-3f));
-  p = fma(p, r, splat(9.618437357674640e-3f));
-  p = fma(p, r, splat(5.550332471162809e-2f));
-  p = fma(p, r, splat(2.402264791363012e-1f));
-  p = fma(p, r, splat(6.931472028550421e-1f));
+  const I32 n = round(x);
+  const F32 r = sub(x, to_f32(n));
+  F32 p = splat(1.326472725e-3f);
+  p = fma(p, r, splat(9.671512786e-3f));
+  p = fma(p, r, splat(5.550733744e-2f));
+  p = fma(p, r, splat(2.402224208e-1f));
+  p = fma(p, r, splat(6.931469776e-1f));
   p = fma(p, r, splat(1.f));
   return keep_if_at_least(scale_by_power(p, n), x, -126.f);
 }
 
 inline F32 silu(F32 x) { return div(x, add(splat(1.f), exponential(sub(splat(0.f), x)))); }
 
+// The sum of sixteen codes, exact; 0 where a NaN left something that is no code.
+inline int32_t sum_of_codes(I32 codes) {
+  const float sum = reduce_add(to_f32(codes));
+  return sum >= -2048.f && sum <= 2048.f ? int32_t(sum) : 0;
+}
+
 // One group of 32: codes, scale and sums at group `g` of a row.
 inline void quantize_group(F32 a, F32 b, int8_t* codes, float* scale, float* scaled_sum, int32_t* sums) {
   const float greatest = reduce_max(max(abs(a), abs(b)));
   const F32 inverse = splat(greatest > 0.f ? 127.f / greatest : 0.f);
-  store_i8(codes, round(mul(a, inverse)));
-  store_i8(codes + 16, round(mul(b, inverse)));
-  int32_t low = 0, high = 0;
-  for (int i = 0; i < 16; i++) low += codes[i], high += codes[i + 16];
+  const I32 first = round(mul(a, inverse)), second = round(mul(b, inverse));
+  store_i8(codes, first), store_i8(codes + 16, second);
+  const int32_t low = sum_of_codes(first), high = sum_of_codes(second);
   sums[0] = low, sums[1] = high;
   *scale = greatest / 127.f;
   *scaled_sum = *scale * float(low + high);

@@ -68,6 +68,15 @@ inline F32 load_u8(const uint8_t* p) {
   const __m128i x = _mm_loadu_si128((const __m128i*)p);
   return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(x)), _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(x, 8)))};
 }
+inline F32 load_low_nibbles(const uint8_t* p) {
+  const __m128i x = _mm_and_si128(_mm_loadu_si128((const __m128i*)p), _mm_set1_epi8(15));
+  return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(x)), _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(x, 8)))};
+}
+inline F32 load_high_nibbles(const uint8_t* p) {
+  const __m128i x = _mm_and_si128(_mm_srli_epi16(_mm_loadu_si128((const __m128i*)p), 4), _mm_set1_epi8(15));
+  return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(x)), _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(x, 8)))};
+}
+inline F32 splat_f16(uint16_t h) { return splat(_cvtsh_ss(h)); }
 inline void store_i8(int8_t* p, I32 x) {
   const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xd8);
   _mm_storeu_si128((__m128i*)p, _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));

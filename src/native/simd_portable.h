@@ -99,6 +99,9 @@ inline F32 load_bf16(const uint16_t* p) {
 inline void store_f16(uint16_t* p, F32 a) { EACH p[i] = float_to_half(a.v[i]); }
 inline F32 load_i8(const int8_t* p) { F32 r; EACH r.v[i] = p[i]; return r; }
 inline F32 load_u8(const uint8_t* p) { F32 r; EACH r.v[i] = p[i]; return r; }
+inline F32 load_low_nibbles(const uint8_t* p) { F32 r; EACH r.v[i] = p[i] & 15; return r; }
+inline F32 load_high_nibbles(const uint8_t* p) { F32 r; EACH r.v[i] = p[i] >> 4; return r; }
+inline F32 splat_f16(uint16_t h) { return splat(half_to_float(h)); }
 inline void store_i8(int8_t* p, I32 a) { EACH p[i] = int8_t(a.v[i] < -128 ? -128 : a.v[i] > 127 ? 127 : a.v[i]); }
 
 inline Bytes load_bytes(const uint8_t* p) { Bytes r; std::memcpy(r.v, p, 64); return r; }
