@@ -5,6 +5,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstring>
 #include <optional>
 
@@ -253,10 +254,26 @@ NB_MODULE(_native, m) {
   using namespace everwarm;
   m.doc() = "everwarm's native core";
   m.attr("BLOCK") = BLOCK;
+  m.attr("GROUP") = GROUP;
+  m.attr("NUMERICS_VERSION") = NUMERICS_VERSION;
 
   nb::class_<Cpu>(m, "Cpu").def_ro("model", &Cpu::model).def_ro("features", &Cpu::features);
   m.def("detect_cpu", &detect_cpu, "What this processor can do.");
   m.def("supported_isas", &supported_isas, "Instruction sets that kernels exist for and this processor has, best first.");
+
+  m.def("summarize", [](FloatArray logits, double temperature, const std::string& isa) {
+    if (!logits.size() || logits.size() > INT32_MAX) refuse("summarize: a row of " + text(logits.size()));
+    if (!(temperature > 0)) refuse("summarize: temperature must be above 0");
+    const Summary s = kernels_named(isa.empty() ? supported_isas()[0] : isa).summarize(logits.data(), int(logits.size()), float(std::min(1 / temperature, 1e30)));
+    return nb::make_tuple(s.best, s.greatest, s.total);
+  }, "logits"_a.noconvert(), "temperature"_a, "isa"_a = "",
+        "(first index of the maximum, the maximum, sum of e^((x - maximum) / temperature)); the sum is NaN if anything is NaN or +inf.");
+  m.def("greatest_ids", [](FloatArray values, int count, const std::string& isa) {
+    if (count < 0 || size_t(count) > values.size() || values.size() > INT32_MAX) refuse("greatest_ids: " + std::to_string(count) + " of " + text(values.size()));
+    std::vector<int32_t> ids(size_t(count) + 1);
+    ids.resize(count ? kernels_named(isa.empty() ? supported_isas()[0] : isa).greatest_ids(values.data(), int(values.size()), count, ids.data()) : 0);
+    return ids;
+  }, "values"_a.noconvert(), "count"_a, "isa"_a = "", "Ids of the greatest values, greatest first, the smaller id first among equals; no NaN.");
 
   nb::class_<Form>(m, "Form")
       .def(nb::init<const std::string&, int, int>(), "kind"_a, "outputs"_a, "inputs"_a)

@@ -1,4 +1,6 @@
 // All kernels, compiled for one instruction set.
+#include <algorithm>
+#include <cfloat>
 #include <chrono>
 #include <cmath>
 #include <cstring>
@@ -28,7 +30,7 @@ namespace everwarm {
 
 const Kernels& portable_kernels() {
   using namespace portable;
-  static const Kernels kernels{"portable", rms_norm, quantize, products, gated, gate_floats, rotate, store_kv, attention, integer_peak, read_bandwidth};
+  static const Kernels kernels{"portable", rms_norm, quantize, products, gated, gate_floats, rotate, store_kv, attention, summarize, greatest_ids, integer_peak, read_bandwidth};
   return kernels;
 }
 

@@ -39,6 +39,12 @@ struct SpanRows {
   uint8_t* const* blocks;  // one pointer per block of the sequence, to this layer's part of it
 };
 
+// What sampling asks of a row of logits.
+struct Summary {
+  int best;
+  float greatest, total;
+};
+
 struct Kernels {
   const char* name;
   void (*rms_norm)(Pool&, const float* x, int rows, int width, const float* weight, float epsilon, float* y, const QuantOut* q);
@@ -50,6 +56,8 @@ struct Kernels {
   void (*store_kv)(Pool&, const KVShape&, const float* k, const float* v, const SpanRows* spans, int count);
   void (*attention)(Pool&, const KVShape&, const float* q, int heads, const SpanRows* spans, int count, float scale, int window,
                     float softcap, float* out);
+  Summary (*summarize)(const float* x, int count, float inverse_temperature);
+  int (*greatest_ids)(const float* x, int count, int k, int32_t* ids);
   double (*integer_peak)(Pool&);
   double (*read_bandwidth)(Pool&, const uint8_t* memory, size_t size);
 };
@@ -58,6 +66,8 @@ const Kernels& avx512_kernels();
 const Kernels& avx2_kernels();
 const Kernels& portable_kernels();
 
+// Raise this when any kernel computes other bits than before: what was cached with the old ones must not be mixed with the new ones.
+constexpr int NUMERICS_VERSION = 1;
 constexpr int BLOCK = 64;  // tokens per KV block; attention adds up block by block, so it is part of the numerics
 
 // Bytes of one layer's keys and values in a block.

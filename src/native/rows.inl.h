@@ -126,3 +126,61 @@ void rotate(Pool& pool, float* x, int rows, int heads, int head_dim, const float
       }
   });
 }
+
+// A row of logits: where its maximum is (the first, if there are several), the maximum, and the sum of e^((x - maximum) / temperature).
+// The sum is NaN if any element is NaN or +infinity.
+Summary summarize(const float* x, int count, float inverse_temperature) {
+  Summary s{0, -INFINITY, 0.f};
+  F32 greatest = splat(-INFINITY), poison = splat(0.f);
+  int i = 0;
+  for (; i + 16 <= count; i += 16) {
+    const F32 v = load(x + i);
+    greatest = max(greatest, v), poison = fma(max(splat(-FLT_MAX), v), splat(0.f), poison);  // max keeps a NaN on its right
+  }
+  s.greatest = reduce_max(greatest);
+  float bad = reduce_add(poison);
+  for (int j = i; j < count; j++) {
+    if (x[j] > s.greatest) s.greatest = x[j];
+    if (!(x[j] <= FLT_MAX)) bad = NAN;
+  }
+  while (s.best < count - 1 && x[s.best] != s.greatest) s.best++;
+  F32 sums[4] = {splat(0.f), splat(0.f), splat(0.f), splat(0.f)};
+  const F32 m = splat(s.greatest), t = splat(inverse_temperature);
+  const auto power = [&](const float* p) { return exponential(mul(sub(load(p), m), t)); };
+  for (i = 0; i + 64 <= count; i += 64)
+    for (int j = 0; j < 4; j++) sums[j] = add(sums[j], power(x + i + 16 * j));
+  for (; i < count; i += 16) {
+    float rest[16];
+    for (int j = 0; j < 16; j++) rest[j] = i + j < count ? x[i + j] : -INFINITY;
+    sums[0] = add(sums[0], power(rest));
+  }
+  s.total = reduce_add(add(add(sums[0], sums[1]), add(sums[2], sums[3]))) + bad;
+  return s;
+}
+
+// Ids of the k greatest, greatest first, the smaller id first among equals. NaN is never among them. Returns how many there are.
+int greatest_ids(const float* x, int count, int k, int32_t* ids) {
+  const auto better = [x](int32_t a, int32_t b) { return x[a] > x[b] || (x[a] == x[b] && a < b); };
+  int size = 0;  // ids[0, size) is a heap with the worst on top
+  const auto offer = [&](int32_t id) {
+    if (!(x[id] == x[id])) return;
+    if (size < k) {
+      ids[size++] = id;
+      std::push_heap(ids, ids + size, better);
+    } else if (better(id, ids[0])) {
+      std::pop_heap(ids, ids + size, better);
+      ids[size - 1] = id;
+      std::push_heap(ids, ids + size, better);
+    }
+  };
+  constexpr int STEP = 64;
+  int i = 0;
+  for (; i + STEP <= count; i += STEP) {
+    const F32 most = max(max(load(x + i), load(x + i + 16)), max(load(x + i + 32), load(x + i + 48)));
+    if (size == k && reduce_max(most) <= x[ids[0]]) continue;  // later ids lose against an equal value
+    for (int j = 0; j < STEP; j++) offer(i + j);
+  }
+  for (; i < count; i++) offer(i);
+  std::sort_heap(ids, ids + size, better);
+  return size;
+}

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everwarm.engine.sampler import Sampler, log_softmax, uniform
+from everwarm.engine.sampler import Sampler, keep, log_softmax, uniform
 from everwarm.engine.sampling import Sampling
 from everwarm.errors import RequestError
 
@@ -66,15 +66,13 @@ def test_top_p_over_a_flat_distribution_of_many_tokens() -> None:
 
 @given(st.lists(st.floats(-20, 20, width=32), min_size=2, max_size=400), st.floats(0.05, 0.999))
 def test_top_p_equals_its_definition(values: list[float], top_p: float) -> None:
-    from everwarm.engine.sampler import _keep
-
+    ids, _ = keep(np.asarray(values, np.float32), Sampling(temperature=1.0, top_p=top_p))
     logits = np.asarray(values, np.float64) - max(values)
-    ids, _ = _keep(logits, Sampling(temperature=1.0, top_p=top_p))
     order = sorted(range(len(values)), key=lambda i: (-logits[i], i))
     probabilities = np.exp(logits) / np.exp(logits).sum()
     assert ids.tolist() == order[: len(ids)]
-    assert probabilities[ids].sum() >= top_p - 1e-9
-    assert probabilities[ids[:-1]].sum() < top_p + 1e-9
+    assert probabilities[ids].sum() >= top_p - 1e-5
+    assert probabilities[ids[:-1]].sum() < top_p + 1e-5
 
 
 def test_repetition_penalty_counts_prompt_and_answer_presence_the_answer_only() -> None:
@@ -102,7 +100,7 @@ def test_log_probabilities_are_the_models_own() -> None:
     choice = Sampler(Sampling(temperature=2.0, top_k=1, logit_bias={3: 100.0}, top_logprobs=2), [], 6).sample(LOGITS)
     expected = log_softmax(LOGITS)
     assert choice.token == 3
-    assert choice.logprob == expected[3]
+    assert choice.logprob == pytest.approx(expected[3], abs=1e-5)
     assert [token for token, _ in choice.top_logprobs] == [1, 4]
     np.testing.assert_allclose(np.exp(expected).sum(), 1)
 

@@ -8,6 +8,7 @@ Order: penalties, bias, temperature, top-k, top-p, min-p, draw. Log-probabilitie
 logits before all that.
 """
 
+import math
 import secrets
 from collections import Counter
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ import numpy.typing as npt
 
 from everwarm.engine.sampling import Sampling
 from everwarm.errors import ModelError, RequestError
+from everwarm.kernels import _native
 
 F32 = npt.NDArray[np.float32]
 
@@ -48,14 +50,18 @@ class Sampler:
 
     def sample(self, logits: F32) -> Choice:
         """Choose the next token and remember it for the penalties."""
-        if not np.isfinite(logits.max()):  # NaN wins every maximum, so this sees one anywhere
+        best, greatest, total = _native.summarize(logits, 1.0)
+        if math.isnan(total):
             raise ModelError("the model computed no numbers (NaN or infinity): its weights are damaged")
-        token = self._choose(self._adjust(logits))
+        adjusted = self._adjust(logits)
+        token = best if adjusted is logits and self.sampling.temperature == 0.0 else self._choose(adjusted)
         self._answer[token] += 1
         self._drawn += 1
-        logprobs = log_softmax(logits)
-        best = _most_likely(logprobs, self.sampling.top_logprobs)
-        return Choice(token, float(logprobs[token]), tuple((int(i), float(logprobs[i])) for i in best))
+        normaliser = greatest + math.log(total)
+        likely = _native.greatest_ids(logits, min(self.sampling.top_logprobs, len(logits)))
+        return Choice(
+            token, float(logits[token]) - normaliser, tuple((i, float(logits[i]) - normaliser) for i in likely)
+        )
 
     def _adjust(self, logits: F32) -> F32:
         """Penalties and bias."""
@@ -81,44 +87,52 @@ class Sampler:
         s = self.sampling
         if s.temperature == 0.0:
             return int(np.argmax(logits))
-        # In f64, relative to the maximum: a tiny temperature makes huge quotients, and only differences matter.
-        scaled = (logits.astype(np.float64) - float(logits.max())) / s.temperature
-        ids, weights = _keep(scaled, s)
+        ids, weights = keep(logits, s)
         cumulative = np.cumsum(weights)
         at = np.searchsorted(cumulative, uniform(self.seed, self._drawn) * cumulative[-1], side="right")
         return int(ids[min(int(at), len(ids) - 1)])
 
 
-def _keep(scaled: npt.NDArray[np.float64], s: Sampling) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-    """The tokens that top-k, top-p and min-p leave, most likely first, with their unnormalised probabilities."""
-    count = min(s.top_k or len(scaled), len(scaled))
-    # top-p is a share of what top-k has left.
-    ids = _most_likely(scaled, count) if s.top_k or s.top_p == 1.0 else _most_likely(scaled, _FIRST_CANDIDATES)
-    weights = np.exp(scaled[ids])
-    if s.top_p < 1.0:
-        total = weights.sum() if s.top_k else np.exp(scaled).sum()
-        while weights.sum() < s.top_p * total and len(ids) < count:
-            ids = _most_likely(scaled, min(8 * len(ids), count))
-            weights = np.exp(scaled[ids])
-        reached = int(np.searchsorted(np.cumsum(weights), s.top_p * total)) + 1
+def keep(logits: F32, s: Sampling) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+    """The tokens that top-k, top-p and min-p leave, with their unnormalised probabilities.
+
+    Most likely first where top-k or top-p asks for an order, else by id: to sort a whole vocabulary takes longer than
+    everything else here.
+    """
+    _, greatest, total = _native.summarize(logits, s.temperature)
+
+    def weigh(ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        # In f64, relative to the maximum: a tiny temperature makes huge quotients, and only differences matter.
+        return np.exp((logits[ids].astype(np.float64) - greatest) / s.temperature)
+
+    def likeliest(count: int) -> npt.NDArray[np.int64]:
+        return np.asarray(_native.greatest_ids(logits, count), np.int64)
+
+    count = min(s.top_k or len(logits), len(logits))
+    if s.top_k:
+        ids = likeliest(count)
+    elif s.top_p < 1.0:
+        ids = likeliest(min(_FIRST_CANDIDATES, count))
+    else:
+        ids = np.arange(count)
+    weights = weigh(ids) if len(ids) < len(logits) else _weigh_all(logits, greatest, s.temperature)
+    if s.top_p < 1.0:  # a share of what top-k has left
+        share = s.top_p * (float(weights.sum()) if s.top_k else total)
+        while weights.sum() < share and len(ids) < count:
+            ids = likeliest(min(8 * len(ids), count))
+            weights = weigh(ids)
+        reached = int(np.searchsorted(np.cumsum(weights), share)) + 1
         ids, weights = ids[:reached], weights[:reached]
     if s.min_p > 0.0:
-        likely = weights >= s.min_p * weights[0]
+        likely = weights >= s.min_p
         ids, weights = ids[likely], weights[likely]
     return ids, weights
 
 
-def _most_likely(values: npt.NDArray[np.floating], count: int) -> npt.NDArray[np.int64]:
-    """Ids of the `count` greatest values, greatest first; of equal ones the smaller id comes first."""
-    if count == 0:
-        return np.empty(0, np.int64)
-    if count < len(values):
-        # Everything at least as great as the count-th: ties at the border are settled by id, not by partition's whim.
-        border = np.partition(values, len(values) - count)[len(values) - count]
-        ids = np.flatnonzero(values >= border)
-    else:
-        ids = np.arange(len(values))
-    return ids[np.argsort(-values[ids], kind="stable")][:count]
+def _weigh_all(logits: F32, greatest: float, temperature: float) -> npt.NDArray[np.float64]:
+    """In f32, which is five times faster over a whole vocabulary."""
+    with np.errstate(over="ignore"):
+        return np.exp((logits - np.float32(greatest)) / np.float32(max(temperature, 1e-30))).astype(np.float64)
 
 
 def log_softmax(logits: F32) -> npt.NDArray[np.float64]:

@@ -4,6 +4,8 @@ import numpy as np
 import numpy.typing as npt
 
 BLOCK: int
+GROUP: int
+NUMERICS_VERSION: int
 
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
@@ -17,6 +19,8 @@ class Cpu:
 
 def detect_cpu() -> Cpu: ...
 def supported_isas() -> list[str]: ...
+def summarize(logits: F32, temperature: float, isa: str = "") -> tuple[int, float, float]: ...
+def greatest_ids(values: F32, count: int, isa: str = "") -> list[int]: ...
 
 class Form:
     def __init__(self, kind: str, outputs: int, inputs: int) -> None: ...

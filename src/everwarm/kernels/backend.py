@@ -89,6 +89,9 @@ class Backend(Protocol):
     """Who computes."""
 
     name: str
+    numerics: str
+    """All that this backend adds to the numerics id: two backends that say the same compute the same bits."""
+
     exact: bool
     """Whether logits depend on the token ids alone, to the last bit, and not on the batch they were computed in."""
 

@@ -51,6 +51,9 @@ class NativeBackend:
     def __init__(self, isa: str, threads: int, kv_type: str) -> None:
         self.engine = _native.Engine(isa, threads)
         self.kv_type = kv_type
+        self.numerics = (
+            f"native {_native.NUMERICS_VERSION}, groups of {_native.GROUP}, blocks of {_native.BLOCK}, KV {kv_type}"
+        )
         self._pool: _native.KVPool | None = None
         self._buffers: dict[str, _native.Rows] = {}
         self._stepping = threading.RLock()

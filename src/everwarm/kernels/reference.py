@@ -92,6 +92,7 @@ class ReferenceBackend:
     """f32 weights, NumPy arrays."""
 
     name = "reference"
+    numerics = "reference"
     exact = False
 
     def __init__(self, threads: int | None) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from everwarm.kernels.backend import F32, KV, Affine, Backend, KVShape, Span
 from everwarm.model import tensors
 from everwarm.model.config import ModelConfig
+from everwarm.model.numerics import numerics_id
 from everwarm.model.rope import make_rope
 from everwarm.weights.cache import WeightCache
 
@@ -24,6 +25,7 @@ class Transformer:
         self.backend = backend
         factors = weights.get(tensors.ROPE_FACTORS) if tensors.ROPE_FACTORS in weights else None
         self._rotary = make_rope(config.rope, factors)
+        self.numerics_id = numerics_id(config, self._rotary, backend)
         self._output = tensors.OUTPUT if tensors.OUTPUT in weights else tensors.EMBEDDING
 
     def new_kv(self) -> KV:

@@ -1,0 +1,53 @@
+"""What sampling asks of a row of logits, against NumPy; all instruction sets say the same."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from everwarm.kernels import _native
+
+ISAS = _native.supported_isas()
+ROWS = hnp.arrays(np.float32, st.integers(1, 300), elements=st.floats(-50, 50, width=32))
+
+
+@given(ROWS, st.floats(0.1, 10))
+def test_summary_of_a_row(row: np.ndarray, temperature: float) -> None:
+    best, greatest, total = _native.summarize(row, temperature)
+    assert (best, greatest) == (int(row.argmax()), row.max())
+    np.testing.assert_allclose(total, np.exp((row.astype(np.float64) - row.max()) / temperature).sum(), rtol=1e-4)
+    assert {_native.summarize(row, temperature, isa) for isa in ISAS} == {(best, greatest, total)}
+
+
+@given(ROWS, st.integers(0, 300))
+def test_greatest_ids_are_in_order_and_ties_go_to_the_smaller(row: np.ndarray, count: int) -> None:
+    row = np.round(row)  # many equal values
+    count = min(count, len(row))
+    expected = sorted(range(len(row)), key=lambda i: (-row[i], i))[:count]
+    for isa in ISAS:
+        assert _native.greatest_ids(row, count, isa) == expected
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("at", [0, 5, 63, 64, 99])
+def test_what_is_no_number_is_seen_wherever_it_is(isa: str, at: int) -> None:
+    row = np.linspace(-3, 3, 100, dtype=np.float32)
+    for value, seen in ((np.nan, True), (np.inf, True), (-np.inf, False)):
+        row[at] = value
+        assert np.isnan(_native.summarize(row, 1.0, isa)[2]) == seen
+    row[at] = np.nan
+    assert at not in _native.greatest_ids(row, 100, isa)
+
+
+def test_bad_arguments_are_refused() -> None:
+    row = np.zeros(4, np.float32)
+    with pytest.raises(ValueError, match="temperature"):
+        _native.summarize(row, 0.0)
+    with pytest.raises(ValueError, match="a row of 0"):
+        _native.summarize(np.empty(0, np.float32), 1.0)
+    for count in (-1, 5):
+        with pytest.raises(ValueError, match="greatest_ids"):
+            _native.greatest_ids(row, count)
+    with pytest.raises(TypeError):
+        _native.summarize(np.zeros(4), 1.0)  # type: ignore[arg-type]
