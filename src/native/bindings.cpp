@@ -268,6 +268,14 @@ NB_MODULE(_native, m) {
     return nb::make_tuple(s.best, s.greatest, s.total);
   }, "logits"_a.noconvert(), "temperature"_a, "isa"_a = "",
         "(first index of the maximum, the maximum, sum of e^((x - maximum) / temperature)); the sum is NaN if anything is NaN or +inf.");
+  m.def("draw", [](FloatArray logits, double temperature, double fraction, const std::string& isa) {
+    if (!logits.size() || logits.size() > INT32_MAX) refuse("draw: a row of " + text(logits.size()));
+    if (!(temperature > 0) || !(fraction >= 0 && fraction < 1)) refuse("draw: temperature must be above 0, the fraction in [0, 1)");
+    const Kernels& k = kernels_named(isa.empty() ? supported_isas()[0] : isa);
+    const float inverse = float(std::min(1 / temperature, 1e30));
+    const Summary s = k.summarize(logits.data(), int(logits.size()), inverse);
+    return k.draw(logits.data(), int(logits.size()), inverse, s.greatest, fraction * double(s.total));
+  }, "logits"_a.noconvert(), "temperature"_a, "fraction"_a, "isa"_a = "", "The id at this fraction of the softmax's cumulative sum.");
   m.def("greatest_ids", [](FloatArray values, int count, const std::string& isa) {
     if (count < 0 || size_t(count) > values.size() || values.size() > INT32_MAX) refuse("greatest_ids: " + std::to_string(count) + " of " + text(values.size()));
     std::vector<int32_t> ids(size_t(count) + 1);

@@ -30,7 +30,7 @@ namespace everwarm {
 
 const Kernels& avx2_kernels() {
   using namespace avx2;
-  static const Kernels kernels{"avx2", rms_norm, quantize, products, gated, gate_floats, rotate, store_kv, attention, summarize, greatest_ids, integer_peak, read_bandwidth};
+  static const Kernels kernels{"avx2", rms_norm, quantize, products, gated, gate_floats, rotate, store_kv, attention, summarize, draw, greatest_ids, integer_peak, read_bandwidth};
   return kernels;
 }
 

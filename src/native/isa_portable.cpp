@@ -30,7 +30,7 @@ namespace everwarm {
 
 const Kernels& portable_kernels() {
   using namespace portable;
-  static const Kernels kernels{"portable", rms_norm, quantize, products, gated, gate_floats, rotate, store_kv, attention, summarize, greatest_ids, integer_peak, read_bandwidth};
+  static const Kernels kernels{"portable", rms_norm, quantize, products, gated, gate_floats, rotate, store_kv, attention, summarize, draw, greatest_ids, integer_peak, read_bandwidth};
   return kernels;
 }
 

@@ -57,6 +57,7 @@ struct Kernels {
   void (*attention)(Pool&, const KVShape&, const float* q, int heads, const SpanRows* spans, int count, float scale, int window,
                     float softcap, float* out);
   Summary (*summarize)(const float* x, int count, float inverse_temperature);
+  int (*draw)(const float* x, int count, float inverse_temperature, float greatest, double target);
   int (*greatest_ids)(const float* x, int count, int k, int32_t* ids);
   double (*integer_peak)(Pool&);
   double (*read_bandwidth)(Pool&, const uint8_t* memory, size_t size);

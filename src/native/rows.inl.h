@@ -158,6 +158,32 @@ Summary summarize(const float* x, int count, float inverse_temperature) {
   return s;
 }
 
+// The first id at which the sum of e^((x - greatest) / temperature), over ids from 0 on, exceeds `target`; else the last that adds to it.
+int draw(const float* x, int count, float inverse_temperature, float greatest, double target) {
+  double sum = 0;
+  int last = 0;
+  for (int i = 0; i < count; i += 16) {
+    float v[16];
+    for (int j = 0; j < 16; j++) v[j] = i + j < count ? x[i + j] : -INFINITY;
+    const F32 e = exponential(mul(sub(load(v), splat(greatest)), splat(inverse_temperature)));
+    const float all = reduce_add(e);
+    if (all > 0.f) last = i;
+    if (sum + double(all) <= target) {
+      sum += double(all);
+      continue;
+    }
+    store(v, e);
+    for (int j = 0; j < 16; j++)
+      if ((sum += double(v[j])) > target) return i + j;
+  }
+  float v[16];
+  for (int j = 0; j < 16; j++) v[j] = last + j < count ? x[last + j] : -INFINITY;
+  store(v, exponential(mul(sub(load(v), splat(greatest)), splat(inverse_temperature))));
+  for (int j = 15; j > 0; j--)
+    if (v[j] > 0.f) return last + j;
+  return last;
+}
+
 // Ids of the k greatest, greatest first, the smaller id first among equals. NaN is never among them. Returns how many there are.
 int greatest_ids(const float* x, int count, int k, int32_t* ids) {
   const auto better = [x](int32_t a, int32_t b) { return x[a] > x[b] || (x[a] == x[b] && a < b); };

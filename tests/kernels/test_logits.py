@@ -29,6 +29,24 @@ def test_greatest_ids_are_in_order_and_ties_go_to_the_smaller(row: np.ndarray, c
         assert _native.greatest_ids(row, count, isa) == expected
 
 
+@given(ROWS, st.floats(0.1, 10), st.floats(0, 1, exclude_max=True))
+def test_a_draw_is_where_the_cumulative_sum_passes_the_fraction(
+    row: np.ndarray, temperature: float, fraction: float
+) -> None:
+    drawn = _native.draw(row, temperature, fraction)
+    weights = np.exp((row.astype(np.float64) - row.max()) / temperature)
+    share = np.cumsum(weights) / weights.sum()
+    assert share[drawn] >= fraction - 1e-5
+    assert drawn == 0 or share[drawn - 1] <= fraction + 1e-5
+    assert {_native.draw(row, temperature, fraction, isa) for isa in ISAS} == {drawn}
+
+
+def test_a_draw_never_takes_what_is_forbidden() -> None:
+    row = np.full(40, -np.inf, np.float32)
+    row[[3, 20]] = 1.0
+    assert [_native.draw(row, 1.0, fraction) for fraction in (0.0, 0.49, 0.51, np.nextafter(1, 0))] == [3, 3, 20, 20]
+
+
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("at", [0, 5, 63, 64, 99])
 def test_what_is_no_number_is_seen_wherever_it_is(isa: str, at: int) -> None:
