@@ -56,11 +56,17 @@ def parse_size(text: str | int) -> int | Share:
     return int(number * _UNITS[unit if unit == "b" else unit.removesuffix("b")])
 
 
-def _threads(text: str | int) -> int:
-    value = int(text) if isinstance(text, str | int) else 0
-    if not 1 <= value <= 1024:
-        raise ValueError("expected a whole number between 1 and 1024")
-    return value
+def _number(least: int, most: int) -> Callable[[str | int], int]:
+    def parse(text: str | int) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = least - 1
+        if not least <= value <= most:
+            raise ValueError(f"expected a whole number between {least} and {most}")
+        return value
+
+    return parse
 
 
 def _one_of(*names: str) -> Callable[[str | int], str]:
@@ -81,34 +87,64 @@ class Setting:
     default: object
     help: str
     has_flag: bool = True
+    choices: tuple[str, ...] = ()
 
     @property
     def variable(self) -> str:
         return PREFIX + self.name.upper()
 
     @property
+    def sentence(self) -> str:
+        """The help text, as a flag shows it."""
+        choices = f": {', '.join(self.choices)}" if self.choices else ""
+        return f"{self.help[0].upper()}{self.help[1:]}{choices}."
+
+    @property
     def flag(self) -> str:
         return "--" + self.name.replace("_", "-")
+
+
+def _choice(name: str, choices: tuple[str, ...], what: str) -> Setting:
+    """The first is the default."""
+    return Setting(name, _one_of(*choices), choices[0], what, choices=choices)
 
 
 SETTINGS = {
     setting.name: setting
     for setting in (
-        Setting("backend", _one_of("auto", "native", "reference"), "auto", "which kernels compute"),
-        Setting("isa", _one_of("auto", "avx512", "avx2", "portable"), "auto", "instruction set of the native kernels"),
-        Setting("pack", _one_of("on", "off"), "on", "keep packed weights on disk, so that the next start maps them"),
+        _choice("backend", ("auto", "native", "reference"), "which kernels compute"),
+        _choice("isa", ("auto", "avx512", "avx2", "portable"), "instruction set of the native kernels"),
+        _choice("pack", ("on", "off"), "keep packed weights on disk, so that the next start maps them"),
+        _choice("verify", ("background", "eager"), "when the pack's checksums are read, after or before the start"),
+        Setting("threads", _number(1, 1024), None, "threads to compute with (default: the cores this process may use)"),
         Setting(
-            "verify",
-            _one_of("background", "eager"),
-            "background",
-            "when checksums are read: after or before the start",
+            "weight_budget",
+            parse_size,
+            None,
+            "bytes that weights may take in memory, such as 8GiB or 75% of the model; the rest is streamed from disk "
+            "(default: all of it, or 80% of the memory that is available if it does not fit)",
         ),
-        Setting("threads", _threads, None, "threads to compute with (default: the cores this process may use)"),
-        Setting("weight_budget", parse_size, None, "bytes that weights may take in memory (not enforced yet)", False),
+        _choice(
+            "weight_policy",
+            ("value", "lru", "pinned-prefix"),
+            "what is kept if not everything fits (most time saved per byte, latest used, first come)",
+        ),
+        Setting(
+            "prefetch_ahead",
+            _number(0, 64),
+            1,
+            "layers that are read ahead of the computation if not everything fits; one hides the disk behind the "
+            "computation where it can be hidden, more takes more memory",
+        ),
+        _choice("prefetch", ("on", "off"), "read layers ahead in the background"),
+        Setting(
+            "access_window",
+            _number(1, 86400),
+            60,
+            "seconds over which uses of weights are counted: shorter follows a change sooner, longer is steadier",
+        ),
         Setting("kv_budget", parse_size, None, "bytes that KV caches may take in memory (not enforced yet)", False),
-        Setting(
-            "kv_type", _one_of("f16", "q8", "q4"), "f16", "how native kernels store KV; the reference backend keeps f32"
-        ),
+        _choice("kv_type", ("f16", "q8", "q4"), "how native kernels store keys and values"),
     )
 }
 

@@ -35,6 +35,7 @@ from everwarm.text.stop import StopMatcher
 from everwarm.text.tokenizer import Tokenizer
 from everwarm.weights.cache import WeightCache
 from everwarm.weights.gguf import GGUFFile
+from everwarm.weights.memory import Buffers
 from everwarm.weights.pack import Pack
 from everwarm.weights.source import FileSource, PackSource, Source, packed_source
 
@@ -76,6 +77,10 @@ def load(
     backend: str | None = None,
     threads: int | None = None,
     weight_budget: str | int | None = None,
+    weight_policy: str | None = None,
+    prefetch_ahead: int | None = None,
+    prefetch: str | None = None,
+    access_window: int | None = None,
     kv_budget: str | int | None = None,
     kv_type: str | None = None,
     isa: str | None = None,
@@ -92,6 +97,10 @@ def load(
         "backend": backend,
         "threads": threads,
         "weight_budget": weight_budget,
+        "weight_policy": weight_policy,
+        "prefetch_ahead": prefetch_ahead,
+        "prefetch": prefetch,
+        "access_window": access_window,
         "kv_budget": kv_budget,
         "kv_type": kv_type,
         "isa": isa,
@@ -134,7 +143,11 @@ class LLM:
             if settings["pack"].value == "on" and isinstance(self.backend, NativeBackend)
             else FileSource(self._file, self.backend)
         )
-        self.weights = WeightCache(self._source)
+        try:
+            self.weights = _weight_cache(self._source, settings)
+        except BaseException:
+            self._file.close()
+            raise
         self._check: threading.Thread | None = None
         if isinstance(self._source, PackSource):
             self._check = threading.Thread(target=self._verify_pack, args=(self._source.pack,), daemon=True)
@@ -149,14 +162,19 @@ class LLM:
         if self._check is not None:
             self._check.join()
         self.weights.close()
+        if isinstance(self._source, PackSource):
+            self._source.pack.close()
         self._file.close()
 
     def _verify_pack(self, pack: Pack) -> None:
         """Compare the pack with its checksums. What was altered is built from the file, now and at the next start."""
         from_file = FileSource(self._file, self.backend)
-        for name in pack.altered(stop=self._closing.is_set):
+        buffers = Buffers()
+        # What is mapped may as well be read through the mapping; else the check must not fill the memory.
+        read = None if self.weights.mapped else lambda name: pack.read(name, buffers)
+        for name in pack.altered(self._closing.is_set, read):
             _log.error("%s: tensor %s was altered; built again from %s", pack.path, name, self.path)
-            self.weights.replace(name, from_file.build(name))
+            self.weights.rebuild_from(name, from_file)
             pack.path.unlink(missing_ok=True)
 
     def __enter__(self) -> Self:
@@ -261,6 +279,8 @@ class LLM:
             )
             if finish and matcher.matched is None:
                 text += matcher.push(detokenizer.flush()) + matcher.flush()
+            if finish:
+                self.weights.optimize()
             yield Event(choice.token, text, choice.logprob, choice.top_logprobs, finish)
             if finish:
                 return
@@ -319,6 +339,22 @@ class LLM:
         for token in ids:
             if not 0 <= token < self.config.vocab_size:
                 raise RequestError(f"token {token} is not in the vocabulary of {self.config.vocab_size:,}")
+
+
+def _weight_cache(source: Source, settings: Mapping[str, config.Value]) -> WeightCache:
+    said = {name: value.value for name, value in settings.items()}
+    budget, ahead, window = said["weight_budget"], said["prefetch_ahead"], said["access_window"]
+    assert isinstance(ahead, int)
+    assert isinstance(window, int)
+    assert budget is None or isinstance(budget, int | config.Share)
+    return WeightCache(
+        source,
+        budget,
+        str(said["weight_policy"]),
+        ahead=ahead,
+        background=said["prefetch"] == "on",
+        window_s=float(window),
+    )
 
 
 def _token_ids(tokens: Sequence[int]) -> list[int]:

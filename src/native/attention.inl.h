@@ -3,6 +3,8 @@
 // One layer of a block holds, for each KV head, BLOCK tokens of keys transposed, [head_dim][BLOCK], then of values, [BLOCK][head_dim]:
 // a vector is sixteen tokens of keys, or sixteen elements of a value, and nothing is shuffled. As f16 that is all; q8 and q4 hold
 // codes and, behind them, an f16 scale per token and 32 elements: keys' scales [head_dim / 32][BLOCK], values' [BLOCK][head_dim / 32].
+// Behind the keys' scales come the greatest elements of each 32: f16 values [KEY_OUTLIERS][head_dim / 32][BLOCK], then their places
+// among the 32 in the same order, a byte each.
 //
 // UNIT blocks are one unit of addition, at a fixed position: scores (times log2 e, so that powers of two do), their maximum m,
 // l = sum of 2^(score - m), o = sum of 2^(score - m) v over its tokens from first to last; units are merged in order. So neither the
@@ -11,15 +13,7 @@
 constexpr float LOG2_E = 1.44269504088896341f;
 constexpr int UNIT = 2, UNIT_TOKENS = UNIT * BLOCK;  // blocks that share one maximum: part of the numerics
 
-inline size_t head_bytes(const KVShape& s) {
-  const size_t elements = size_t(s.head_dim) * BLOCK;
-  switch (s.type) {
-    case KVType::f16: return 2 * elements;
-    case KVType::q8: return elements + 2 * elements / GROUP;
-    case KVType::q4: return elements / 2 + 2 * elements / GROUP;
-  }
-  return 0;
-}
+inline size_t head_bytes(const KVShape& s) { return key_bytes(s) + value_bytes(s); }
 
 // Sixteen codes of 4 bits, minus 8: the lower or the upper halves of sixteen bytes.
 inline F32 centred_nibbles(const uint8_t* p, int upper) { return sub(upper ? load_high_nibbles(p) : load_low_nibbles(p), splat(8.f)); }
@@ -41,10 +35,15 @@ struct KeyReader {
   F32 at(int row, int vector) const {
     const size_t elements = size_t(dim) * BLOCK, at = size_t(row) * BLOCK + 16 * vector;
     if constexpr (TYPE == KVType::f16) return load_f16(reinterpret_cast<const uint16_t*>(head) + at);
+    const size_t scales = elements / GROUP, group = size_t(row / GROUP) * BLOCK + 16 * vector;
     const auto* scale = reinterpret_cast<const uint16_t*>(head + (TYPE == KVType::q8 ? elements : elements / 2));
+    const auto* outlier = scale + scales;
+    const auto* place = reinterpret_cast<const uint8_t*>(outlier + KEY_OUTLIERS * scales);
     const F32 codes = TYPE == KVType::q8 ? load_i8(reinterpret_cast<const int8_t*>(head) + at)
                                          : centred_nibbles(head + row / 2 * BLOCK + 16 * vector, row % 2);  // two rows share bytes
-    return mul(codes, load_f16(scale + row / GROUP * BLOCK + 16 * vector));
+    F32 keys = mul(codes, load_f16(scale + group));
+    for (int i = 0; i < KEY_OUTLIERS; i++) keys = replace_where(keys, place + i * scales + group, row % GROUP, outlier + i * scales + group);
+    return keys;
   }
   void ask(int row, int vector) const { __builtin_prefetch(head + (size_t(row) * BLOCK + 16 * vector) * 2 / (TYPE == KVType::f16 ? 1 : TYPE == KVType::q8 ? 2 : 4)); }
 };
@@ -89,8 +88,8 @@ inline void quantize_kv(const float* x, int limit, int8_t* codes, uint16_t* scal
 inline void store_token(const KVShape& s, uint8_t* block, int kv_head, int token, const float* k, const float* v) {
   const int dim = s.head_dim;
   const size_t elements = size_t(dim) * BLOCK;
-  uint8_t* keys = block + 2 * kv_head * head_bytes(s);
-  uint8_t* values = keys + head_bytes(s);
+  uint8_t* keys = block + kv_head * head_bytes(s);
+  uint8_t* values = keys + key_bytes(s);
   if (s.type == KVType::f16) {
     auto *ko = reinterpret_cast<uint16_t*>(keys), *vo = reinterpret_cast<uint16_t*>(values) + size_t(token) * dim;
     for (int d = 0; d < dim; d += 16) {
@@ -104,9 +103,24 @@ inline void store_token(const KVShape& s, uint8_t* block, int kv_head, int token
   const bool q4 = s.type == KVType::q4;
   auto* k_scale = reinterpret_cast<uint16_t*>(keys + (q4 ? elements / 2 : elements));
   auto* v_scale = reinterpret_cast<uint16_t*>(values + (q4 ? elements / 2 : elements));
+  const size_t scales = elements / GROUP;
+  uint16_t* outlier = k_scale + scales;
+  auto* place = reinterpret_cast<uint8_t*>(outlier + KEY_OUTLIERS * scales);
   for (int d = 0; d < dim; d += GROUP) {
     int8_t codes[GROUP];
-    quantize_kv(k + d, q4 ? 7 : 127, codes, &k_scale[d / GROUP * BLOCK + token]);
+    float rest[GROUP];
+    std::memcpy(rest, k + d, sizeof rest);
+    for (int o = 0; o < KEY_OUTLIERS; o++) {
+      int at = 0;
+      for (int i = 1; i < GROUP; i++)
+        if (std::fabs(rest[i]) > std::fabs(rest[at])) at = i;
+      uint16_t h[16];
+      store_f16(h, splat(rest[at]));
+      outlier[o * scales + d / GROUP * BLOCK + token] = h[0];
+      place[o * scales + d / GROUP * BLOCK + token] = uint8_t(at);
+      rest[at] = 0.f;
+    }
+    quantize_kv(rest, q4 ? 7 : 127, codes, &k_scale[d / GROUP * BLOCK + token]);
     for (int i = 0; i < GROUP; i++) {
       if (q4) {
         uint8_t& byte = keys[(d + i) / 2 * BLOCK + token];
@@ -265,8 +279,8 @@ void attend(const KVShape& s, const float* q, int heads, const SpanRows& span, i
     const int from = unit * UNIT_TOKENS, tokens = newest + 1 - from < UNIT_TOKENS ? newest + 1 - from : UNIT_TOKENS;
     const int begin = unit * UNIT < oldest ? oldest : unit * UNIT, end = unit * UNIT + (tokens + BLOCK - 1) / BLOCK;
     const int vectors = (end - unit * UNIT) * (BLOCK / 16);
-    const auto keys = [&](int b) { return KeyReader<TYPE>{span.blocks[b] + 2 * kv_head * head_bytes(s), dim}; };
-    const auto values = [&](int b) { return ValueReader<TYPE>{span.blocks[b] + (2 * kv_head + 1) * head_bytes(s), dim}; };
+    const auto keys = [&](int b) { return KeyReader<TYPE>{span.blocks[b] + kv_head * head_bytes(s), dim}; };
+    const auto values = [&](int b) { return ValueReader<TYPE>{span.blocks[b] + kv_head * head_bytes(s) + key_bytes(s), dim}; };
     for (int b = begin; b < end; b++) {
       float* scores = &t.scores[(b - unit * UNIT) * BLOCK];
       if (in_place) {

@@ -20,12 +20,6 @@ using namespace nb::literals;
 
 namespace everwarm {
 
-size_t kv_layer_bytes(const KVShape& s) {
-  const size_t elements = size_t(s.head_dim) * BLOCK;
-  const size_t head = s.type == KVType::f16 ? 2 * elements : (s.type == KVType::q8 ? elements : elements / 2) + 2 * elements / GROUP;
-  return 2 * head * s.kv_heads;
-}
-
 namespace {
 
 using ByteArray = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
@@ -253,6 +247,7 @@ FloatMatrix view(Rows& rows, nb::handle self) {
 NB_MODULE(_native, m) {
   using namespace everwarm;
   m.doc() = "everwarm's native core";
+  nb::set_leak_warnings(false);  // a model that nobody closed before the interpreter ends is no news to a user
   m.attr("BLOCK") = BLOCK;
   m.attr("GROUP") = GROUP;
   m.attr("NUMERICS_VERSION") = NUMERICS_VERSION;

@@ -57,17 +57,19 @@ class Rows {
     const size_t groups = size_t(rows_) * (width_ / GROUP);
     quantised_ = true;
     return {width_, reinterpret_cast<int8_t*>(codes_.reserve(size_t(rows_) * width_)), reinterpret_cast<float*>(scale_.reserve(groups * 4)),
-            reinterpret_cast<float*>(scaled_sum_.reserve(groups * 4)), reinterpret_cast<int32_t*>(sums_.reserve(groups * 8))};
+            reinterpret_cast<float*>(scaled_sum_.reserve(groups * 4)), reinterpret_cast<int32_t*>(sums_.reserve(groups * 8)),
+            reinterpret_cast<float*>(outlier_.reserve(groups * 4)), reinterpret_cast<int32_t*>(outlier_at_.reserve(groups * 4))};
   }
   QuantRows quant() const {
     return {rows_, width_, reinterpret_cast<int8_t*>(codes_.get()), reinterpret_cast<float*>(scale_.get()),
-            reinterpret_cast<float*>(scaled_sum_.get()), reinterpret_cast<int32_t*>(sums_.get())};
+            reinterpret_cast<float*>(scaled_sum_.get()), reinterpret_cast<int32_t*>(sums_.get()),
+            reinterpret_cast<float*>(outlier_.get()), reinterpret_cast<int32_t*>(outlier_at_.get())};
   }
 
  private:
   int width_, rows_ = 0;
   bool quantised_ = false;
-  Bytes64 floats_, codes_, scale_, scaled_sum_, sums_;
+  Bytes64 floats_, codes_, scale_, scaled_sum_, sums_, outlier_, outlier_at_;
 };
 
 // Blocks of keys and values: one contiguous buffer each, all layers, addressed by a handle.

@@ -71,13 +71,18 @@ struct FloatWeight {
   size_t bytes() const { return round_up(size_t(panels()) * inputs * PANEL * element(), 64); }
 };
 
-// Activations, quantised per row and group: x = scale * code.
+// Activations, quantised per row and group: x = scale * code, but for an element that is far greater than the others of its group:
+// its code is 0, and it is kept as it is, because it would make the scale of the group too coarse for all others.
+constexpr float OUTLIER_RATIO = 2.f;  // to the next greatest; about one group in five of a real model has one
+
 struct QuantRows {
   int rows, inputs;
-  const int8_t* codes;    // (rows, inputs)
-  const float* scale;     // (rows, groups)
-  const float* scaled_sum;  // (rows, groups): scale * sum of the group's codes
-  const int32_t* sums;    // (rows, 2 * groups): sums of 16 codes
+  const int8_t* codes;         // (rows, inputs)
+  const float* scale;          // (rows, groups)
+  const float* scaled_sum;     // (rows, groups): scale * sum of the group's codes
+  const int32_t* sums;         // (rows, 2 * groups): sums of 16 codes
+  const float* outlier;        // (rows, groups): its value
+  const int32_t* outlier_at;   // (rows, groups): its place in the group, or -1
 };
 
 }  // namespace everwarm

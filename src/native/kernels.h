@@ -13,6 +13,8 @@ struct QuantOut {
   int8_t* codes;
   float *scale, *scaled_sum;
   int32_t* sums;
+  float* outlier;
+  int32_t* outlier_at;
 };
 
 // One product of several that share their activations: y = x W^T + bias, or y += x W^T.
@@ -71,7 +73,16 @@ const Kernels& portable_kernels();
 constexpr int NUMERICS_VERSION = 1;
 constexpr int BLOCK = 64;  // tokens per KV block; attention adds up block by block, so it is part of the numerics
 
+// In q8 and q4, keys keep this many of each token's 32 elements as f16: channels of some models are so much greater than others that
+// one scale can't serve both.
+constexpr int KEY_OUTLIERS = 2;
+
+inline size_t code_bytes(const KVShape& s) { return size_t(s.head_dim) * BLOCK * (s.type == KVType::f16 ? 4 : s.type == KVType::q8 ? 2 : 1) / 2; }
+inline size_t scale_count(const KVShape& s) { return s.type == KVType::f16 ? 0 : size_t(s.head_dim / GROUP) * BLOCK; }
+inline size_t key_bytes(const KVShape& s) { return code_bytes(s) + scale_count(s) * (2 + 3 * KEY_OUTLIERS); }
+inline size_t value_bytes(const KVShape& s) { return code_bytes(s) + scale_count(s) * 2; }
+
 // Bytes of one layer's keys and values in a block.
-size_t kv_layer_bytes(const KVShape& shape);
+inline size_t kv_layer_bytes(const KVShape& s) { return s.kv_heads * (key_bytes(s) + value_bytes(s)); }
 
 }  // namespace everwarm

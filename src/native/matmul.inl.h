@@ -1,8 +1,8 @@
 // Products of quantised activations with packed weights. Included once per instruction set, inside its namespace.
 //
 // One output element is always computed in the same order: over the groups of 32 inputs from first to last, an exact integer dot
-// product, then acc = fma(dot, scale * x_scale, acc), then acc = fma(minimum, x_scaled_sum, acc). Neither the number of rows nor
-// the tile they are computed in changes a bit.
+// product, then acc = fma(dot, scale * x_scale, acc), then acc = fma(minimum, x_scaled_sum, acc); at last the outliers of the row,
+// from first to last, acc = fma(weight, x, acc). Neither the number of rows nor the tile they are computed in changes a bit.
 
 // The planes of one panel.
 struct PanelPlanes {
@@ -60,6 +60,50 @@ inline void load_scales(const PanelPlanes& w, int group, F32 scale[2], F32& mini
     scale[0] = mul(d, load_i8(small));
     scale[1] = mul(d, load_i8(small + PANEL));
   }
+}
+
+// Outliers of some rows, row by row.
+struct Outliers {
+  struct One {
+    int input;
+    float value;
+  };
+  std::vector<One> all;
+  std::vector<int> starts;  // of each row in `all`, and the end
+
+  explicit Outliers(const QuantRows& x) {
+    const int groups = x.inputs / GROUP;
+    starts.reserve(x.rows + 1);
+    for (int r = 0; r < x.rows; r++) {
+      starts.push_back(int(all.size()));
+      for (int g = 0; g < groups; g++) {
+        const size_t at = size_t(r) * groups + g;
+        if (x.outlier_at[at] >= 0) all.push_back({g * GROUP + x.outlier_at[at], x.outlier[at]});
+      }
+    }
+    starts.push_back(int(all.size()));
+  }
+};
+
+// The weights of one input for the sixteen outputs of a panel.
+template <Codes C, Scales S>
+inline F32 column(const PanelPlanes& w, int zero, int input) {
+  const int g = input / GROUP, vector = input % GROUP / 4, byte = input % 4 * 8;
+  I32 code;
+  if constexpr (C == Codes::bytes) {
+    code = field(load_bytes(w.code + size_t(g) * 512 + 64 * vector), byte, 255);
+  } else {
+    code = field(load_bytes(w.code + size_t(g) * 256 + 64 * (vector % 4)), byte + vector / 4 * 4, 15);
+  }
+  F32 c = sub(to_f32(code), splat(float(zero)));
+  if constexpr (C == Codes::five) c = fma(to_f32(field(load_bytes(w.thin + size_t(g) * 64), byte + vector, 1)), splat(16.f), c);
+  if constexpr (C == Codes::six)
+    c = fma(to_f32(field(load_bytes(w.thin + size_t(g) * 128 + 64 * (vector / 4)), byte + vector % 4 * 2, 3)), splat(16.f), c);
+  F32 scale[2], minimum;
+  load_scales<S>(w, g, scale, minimum);
+  const F32 s = scale[halves_of(S) == 2 ? vector / 4 : 0];
+  if constexpr (has_minimum(S)) return fma(c, s, minimum);
+  return mul(c, s);
 }
 
 // What the integer sums start from, so that they come out as sums over (code - zero) * x.
@@ -265,7 +309,16 @@ inline void in_tiles(int rows, Compute&& compute, Use&& use) {
 constexpr int PACKED_ROWS = 4;  // up to this many rows a form is unpacked in registers, for more rows once into scratch
 
 template <Codes C, Scales S, int P, class Use>
-void form_rows(const Weight& w, int panel, const QuantRows& x, Scratch& scratch, Use&& use) {
+void form_rows(const Weight& w, int panel, const QuantRows& x, const Outliers& outliers, Scratch& scratch, Use&& use) {
+  const PanelPlanes planes[2] = {PanelPlanes(w, panel), PanelPlanes(w, panel + P - 1)};
+  const auto finish = [&](int row, auto& acc) {
+    for (size_t t = 0; t < sizeof acc / sizeof acc[0]; t++)
+      for (int i = outliers.starts[row + t]; i < outliers.starts[row + t + 1]; i++) {
+        const auto& [input, value] = outliers.all[i];
+        for (int p = 0; p < P; p++) acc[t][p] = fma(column<C, S>(planes[p], w.zero, input), splat(value), acc[t][p]);
+      }
+    use(row, acc);
+  };
   if (x.rows <= PACKED_ROWS) {
     in_tiles<PACKED_ROWS, P>(
         x.rows,
@@ -277,7 +330,7 @@ void form_rows(const Weight& w, int panel, const QuantRows& x, Scratch& scratch,
             for (int t = 0; t < T; t++) acc[t][p] = one[t];
           }
         },
-        use);
+        finish);
     return;
   }
   const int groups = w.groups();
@@ -293,7 +346,7 @@ void form_rows(const Weight& w, int panel, const QuantRows& x, Scratch& scratch,
           tile<C == Codes::bytes, halves_of(S), has_minimum(S)>(scratch, w.zero, x, row, first, count, acc);
         },
         [&](int row, auto& acc) {
-          if (first + count == groups) return use(row, acc);
+          if (first + count == groups) return finish(row, acc);
           for (size_t t = 0; t < sizeof acc / sizeof acc[0]; t++)
             for (int p = 0; p < P; p++) store(&scratch.sums[((row + t) * P + p) * PANEL], acc[t][p]);
         });
@@ -302,18 +355,18 @@ void form_rows(const Weight& w, int panel, const QuantRows& x, Scratch& scratch,
 
 // use(row, acc[T][P]) for all rows of one or two panels, whatever the form.
 template <int P, class Use>
-void any_form_rows(const Weight& w, int panel, const QuantRows& x, Scratch& scratch, Use&& use) {
+void any_form_rows(const Weight& w, int panel, const QuantRows& x, const Outliers& outliers, Scratch& scratch, Use&& use) {
   switch (w.codes) {
     case Codes::nibbles:
-      if (w.scales == Scales::half) return form_rows<Codes::nibbles, Scales::half, P>(w, panel, x, scratch, use);
-      if (w.scales == Scales::half_min) return form_rows<Codes::nibbles, Scales::half_min, P>(w, panel, x, scratch, use);
-      return form_rows<Codes::nibbles, Scales::super_min, P>(w, panel, x, scratch, use);
+      if (w.scales == Scales::half) return form_rows<Codes::nibbles, Scales::half, P>(w, panel, x, outliers, scratch, use);
+      if (w.scales == Scales::half_min) return form_rows<Codes::nibbles, Scales::half_min, P>(w, panel, x, outliers, scratch, use);
+      return form_rows<Codes::nibbles, Scales::super_min, P>(w, panel, x, outliers, scratch, use);
     case Codes::five:
-      if (w.scales == Scales::half) return form_rows<Codes::five, Scales::half, P>(w, panel, x, scratch, use);
-      if (w.scales == Scales::half_min) return form_rows<Codes::five, Scales::half_min, P>(w, panel, x, scratch, use);
-      return form_rows<Codes::five, Scales::super_min, P>(w, panel, x, scratch, use);
-    case Codes::six: return form_rows<Codes::six, Scales::super, P>(w, panel, x, scratch, use);
-    case Codes::bytes: return form_rows<Codes::bytes, Scales::half, P>(w, panel, x, scratch, use);
+      if (w.scales == Scales::half) return form_rows<Codes::five, Scales::half, P>(w, panel, x, outliers, scratch, use);
+      if (w.scales == Scales::half_min) return form_rows<Codes::five, Scales::half_min, P>(w, panel, x, outliers, scratch, use);
+      return form_rows<Codes::five, Scales::super_min, P>(w, panel, x, outliers, scratch, use);
+    case Codes::six: return form_rows<Codes::six, Scales::super, P>(w, panel, x, outliers, scratch, use);
+    case Codes::bytes: return form_rows<Codes::bytes, Scales::half, P>(w, panel, x, outliers, scratch, use);
   }
 }
 
@@ -337,7 +390,7 @@ inline int row_block(int inputs) {
 
 inline QuantRows rows_from(const QuantRows& x, int first, int count) {
   const size_t at = size_t(first) * (x.inputs / GROUP);
-  return {count, x.inputs, x.codes + size_t(first) * x.inputs, x.scale + at, x.scaled_sum + at, x.sums + 2 * at};
+  return {count, x.inputs, x.codes + size_t(first) * x.inputs, x.scale + at, x.scaled_sum + at, x.sums + 2 * at, x.outlier + at, x.outlier_at + at};
 }
 
 inline Scratch& scratch_of_thread() {
@@ -346,7 +399,7 @@ inline Scratch& scratch_of_thread() {
 }
 
 template <int P>
-void product_panels(const Product& product, int panel, const QuantRows* q, const float* x, int first, int count) {
+void product_panels(const Product& product, int panel, const QuantRows& q, const Outliers* outliers, const float* x, int first, int count) {
   const auto use_with = [&](int outputs) {
     return [&product, outputs, panel, first](int row, auto& acc) {
       for (size_t t = 0; t < sizeof acc / sizeof acc[0]; t++)
@@ -354,7 +407,7 @@ void product_panels(const Product& product, int panel, const QuantRows* q, const
     };
   };
   if (product.quantised)
-    any_form_rows<P>(*product.quantised, panel, rows_from(*q, first, count), scratch_of_thread(), use_with(product.quantised->outputs));
+    any_form_rows<P>(*product.quantised, panel, q, *outliers, scratch_of_thread(), use_with(product.quantised->outputs));
   else
     float_rows<P>(*product.floats, panel, x + size_t(first) * product.floats->inputs, count, use_with(product.floats->outputs));
 }
@@ -369,15 +422,17 @@ void products(Pool& pool, const QuantRows* q, const float* x, int rows, int inpu
   const int block = row_block(inputs);
   for (int first = 0; first < rows; first += block) {
     const int some = rows - first < block ? rows - first : block;
+    const QuantRows part = q ? rows_from(*q, first, some) : QuantRows{};
+    const std::optional<Outliers> outliers = q ? std::optional<Outliers>(part) : std::nullopt;
     pool.run((pairs + step - 1) / step, [&](int chunk, int) {
       for (int pair = chunk * step; pair < pairs && pair < (chunk + 1) * step; pair++) {
         int i = 0, local = pair;
         while (local >= (panels_of(list[i]) + 1) / 2) local -= (panels_of(list[i++]) + 1) / 2;
         const int panel = 2 * local;
         if (panel + 1 < panels_of(list[i]))
-          product_panels<2>(list[i], panel, q, x, first, some);
+          product_panels<2>(list[i], panel, part, outliers ? &*outliers : nullptr, x, first, some);
         else
-          product_panels<1>(list[i], panel, q, x, first, some);
+          product_panels<1>(list[i], panel, part, outliers ? &*outliers : nullptr, x, first, some);
       }
     });
   }
@@ -390,20 +445,20 @@ void gated(Pool& pool, const QuantRows& x, const Weight& gate, const Weight& up,
   const int block = row_block(x.inputs);
   for (int first = 0; first < x.rows; first += block) {
     const QuantRows some = rows_from(x, first, x.rows - first < block ? x.rows - first : block);
+    const Outliers outliers(some);
     pool.run((pairs + step - 1) / step, [&](int chunk, int) {
       static thread_local std::vector<float> gates;
       gates.resize(size_t(some.rows) * GROUP);
       for (int pair = chunk * step; pair < pairs && pair < (chunk + 1) * step; pair++) {
-        any_form_rows<2>(gate, 2 * pair, some, scratch_of_thread(), [&](int row, auto& acc) {
+        any_form_rows<2>(gate, 2 * pair, some, outliers, scratch_of_thread(), [&](int row, auto& acc) {
           for (size_t t = 0; t < sizeof acc / sizeof acc[0]; t++)
             for (int p = 0; p < 2; p++) store(&gates[(row + t) * GROUP + p * PANEL], acc[t][p]);
         });
-        any_form_rows<2>(up, 2 * pair, some, scratch_of_thread(), [&](int row, auto& acc) {
+        any_form_rows<2>(up, 2 * pair, some, outliers, scratch_of_thread(), [&](int row, auto& acc) {
           for (size_t t = 0; t < sizeof acc / sizeof acc[0]; t++) {
             const float* g = &gates[(row + t) * GROUP];
             const size_t at = size_t(first + row + t) * groups + pair;
-            quantize_group(mul(silu(load(g)), acc[t][0]), mul(silu(load(g + PANEL)), acc[t][1]),
-                           out.codes + at * GROUP, out.scale + at, out.scaled_sum + at, out.sums + 2 * at);
+            quantize_group(mul(silu(load(g)), acc[t][0]), mul(silu(load(g + PANEL)), acc[t][1]), out, at);
           }
         });
       }

@@ -38,24 +38,39 @@ inline int32_t sum_of_codes(I32 codes) {
   return sum >= -2048.f && sum <= 2048.f ? int32_t(sum) : 0;
 }
 
-// One group of 32: codes, scale and sums at group `g` of a row.
-inline void quantize_group(F32 a, F32 b, int8_t* codes, float* scale, float* scaled_sum, int32_t* sums) {
-  const float greatest = reduce_max(max(abs(a), abs(b)));
+// If one of 32 elements is far greater than all others: takes it out, and returns the greatest of the others.
+inline float take_outlier(F32& a, F32& b, float greatest, float second, float* outlier, int32_t* outlier_at) {
+  float x[GROUP];
+  store(x, a), store(x + 16, b);
+  int at = 0, count = 0;
+  for (int i = GROUP - 1; i >= 0; i--)
+    if (std::fabs(x[i]) == greatest) at = i, count++;
+  if (count != 1) return greatest;
+  *outlier = x[at], *outlier_at = at;
+  x[at] = 0.f;
+  a = load(x), b = load(x + 16);
+  return second;
+}
+
+// One group of 32, as group `at` of all rows' groups.
+inline void quantize_group(F32 a, F32 b, const QuantOut& q, size_t at) {
+  float greatest = reduce_max(max(abs(a), abs(b)));
+  const float second = reduce_max(max(zero_where_equal(abs(a), greatest), zero_where_equal(abs(b), greatest)));
+  q.outlier_at[at] = -1;
+  if (greatest > OUTLIER_RATIO * second) greatest = take_outlier(a, b, greatest, second, q.outlier + at, q.outlier_at + at);
   const F32 inverse = splat(greatest > 0.f ? 127.f / greatest : 0.f);
-  const I32 first = round(mul(a, inverse)), second = round(mul(b, inverse));
-  store_i8(codes, first), store_i8(codes + 16, second);
-  const int32_t low = sum_of_codes(first), high = sum_of_codes(second);
-  sums[0] = low, sums[1] = high;
-  *scale = greatest / 127.f;
-  *scaled_sum = *scale * float(low + high);
+  const I32 first = round(mul(a, inverse)), last = round(mul(b, inverse));
+  int8_t* codes = q.codes + at * GROUP;
+  store_i8(codes, first), store_i8(codes + 16, last);
+  const int32_t low = sum_of_codes(first), high = sum_of_codes(last);
+  q.sums[2 * at] = low, q.sums[2 * at + 1] = high;
+  q.scale[at] = greatest / 127.f;
+  q.scaled_sum[at] = q.scale[at] * float(low + high);
 }
 
 inline void quantize_row(const float* x, const QuantOut& q, int row) {
   const int groups = q.inputs / GROUP;
-  const size_t at = size_t(row) * groups;
-  for (int g = 0; g < groups; g++)
-    quantize_group(load(x + g * GROUP), load(x + g * GROUP + 16), q.codes + size_t(row) * q.inputs + g * GROUP, q.scale + at + g,
-                   q.scaled_sum + at + g, q.sums + 2 * (at + g));
+  for (int g = 0; g < groups; g++) quantize_group(load(x + g * GROUP), load(x + g * GROUP + 16), q, size_t(row) * groups + g);
 }
 
 inline int row_chunks(int rows, int per_chunk) { return (rows + per_chunk - 1) / per_chunk; }

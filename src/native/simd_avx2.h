@@ -36,6 +36,10 @@ inline F32 keep_if_at_least(F32 a, F32 x, float limit) {
   const __m256 l = _mm256_set1_ps(limit);
   return {_mm256_and_ps(a.a, _mm256_cmp_ps(x.a, l, _CMP_GE_OQ)), _mm256_and_ps(a.b, _mm256_cmp_ps(x.b, l, _CMP_GE_OQ))};
 }
+inline F32 zero_where_equal(F32 a, float x) {
+  const __m256 v = _mm256_set1_ps(x);
+  return {_mm256_and_ps(a.a, _mm256_cmp_ps(a.a, v, _CMP_NEQ_UQ)), _mm256_and_ps(a.b, _mm256_cmp_ps(a.b, v, _CMP_NEQ_UQ))};
+}
 inline float reduce_add(F32 x) {
   const __m256 eight = _mm256_add_ps(x.a, x.b);
   const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
@@ -76,6 +80,13 @@ inline F32 load_high_nibbles(const uint8_t* p) {
   const __m128i x = _mm_and_si128(_mm_srli_epi16(_mm_loadu_si128((const __m128i*)p), 4), _mm_set1_epi8(15));
   return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(x)), _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(x, 8)))};
 }
+inline F32 replace_where(F32 x, const uint8_t* ids, int id, const uint16_t* values) {
+  const __m128i equal = _mm_cmpeq_epi8(_mm_loadu_si128((const __m128i*)ids), _mm_set1_epi8(char(id)));
+  if (!_mm_movemask_epi8(equal)) return x;
+  const F32 v = load_f16(values);
+  return {_mm256_blendv_ps(x.a, v.a, _mm256_castsi256_ps(_mm256_cvtepi8_epi32(equal))),
+          _mm256_blendv_ps(x.b, v.b, _mm256_castsi256_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(equal, 8))))};
+}
 inline F32 splat_f16(uint16_t h) { return splat(_cvtsh_ss(h)); }
 inline void store_i8(int8_t* p, I32 x) {
   const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xd8);
@@ -99,6 +110,11 @@ inline void add_pair(Bytes& code, Bytes plane) {
   const __m256i mask = _mm256_set1_epi8(0x30);
   code.a = _mm256_or_si256(code.a, _mm256_and_si256(at4(plane.a), mask));
   code.b = _mm256_or_si256(code.b, _mm256_and_si256(at4(plane.b), mask));
+}
+inline I32 field(Bytes x, int bit, int mask) {
+  const __m128i count = _mm_cvtsi32_si128(bit);
+  const __m256i m = _mm256_set1_epi32(mask);
+  return {_mm256_and_si256(_mm256_srl_epi32(x.a, count), m), _mm256_and_si256(_mm256_srl_epi32(x.b, count), m)};
 }
 inline Bytes splat_quad(const int8_t* p) {
   int32_t quad;

@@ -31,6 +31,9 @@ inline F32 scale_by_power(F32 a, I32 n) {                      // a * 2^n
 inline F32 keep_if_at_least(F32 a, F32 x, float limit) {  // a where x >= limit, else 0
   return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.v, _mm512_set1_ps(limit), _CMP_GE_OQ), a.v)};
 }
+inline F32 zero_where_equal(F32 a, float x) {
+  return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a.v, _mm512_set1_ps(x), _CMP_NEQ_UQ), a.v)};
+}
 // All lanes, in a fixed order: i and i + 8, then i and i + 4, + 2, + 1.
 inline __m256 halves(__m512 v, __m256& high) {
   high = _mm512_extractf32x8_ps(v, 1);
@@ -63,6 +66,12 @@ inline F32 load_low_nibbles(const uint8_t* p) {  // of sixteen bytes
 inline F32 load_high_nibbles(const uint8_t* p) {
   return {_mm512_cvtepi32_ps(_mm512_srli_epi32(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)), 4))};
 }
+// a, but the f16 `values` in the lanes where `ids` is `id`.
+inline F32 replace_where(F32 a, const uint8_t* ids, int id, const uint16_t* values) {
+  const __mmask16 mask = _mm_cmpeq_epi8_mask(_mm_loadu_si128((const __m128i*)ids), _mm_set1_epi8(char(id)));
+  if (!mask) return a;
+  return {_mm512_mask_cvtph_ps(a.v, mask, _mm256_loadu_si256((const __m256i*)values))};
+}
 inline F32 splat_f16(uint16_t h) { return {_mm512_set1_ps(_cvtsh_ss(h))}; }
 inline void store_i8(int8_t* p, I32 a) { _mm_storeu_si128((__m128i*)p, _mm512_cvtsepi32_epi8(a.v)); }
 
@@ -80,6 +89,9 @@ template <int J>
 inline void add_pair(Bytes& code, Bytes plane) {
   const __m512i at4 = J <= 2 ? _mm512_slli_epi16(plane.v, 4 - 2 * (J <= 2 ? J : 2)) : _mm512_srli_epi16(plane.v, 2);
   code.v = _mm512_or_si512(code.v, _mm512_and_si512(at4, _mm512_set1_epi8(0x30)));
+}
+inline I32 field(Bytes a, int bit, int mask) {  // of each dword; within one byte of it
+  return {_mm512_and_si512(_mm512_srl_epi32(a.v, _mm_cvtsi32_si128(bit)), _mm512_set1_epi32(mask))};
 }
 inline Bytes splat_quad(const int8_t* p) {
   int32_t quad;

@@ -77,6 +77,7 @@ inline uint16_t float_to_half(float f) {
   return sign | uint16_t(bits >> 13);
 }
 inline F32 keep_if_at_least(F32 a, F32 x, float limit) { EACH a.v[i] = x.v[i] >= limit ? a.v[i] : 0.f; return a; }
+inline F32 zero_where_equal(F32 a, float x) { EACH a.v[i] = a.v[i] != x ? a.v[i] : 0.f; return a; }
 inline float reduce_add(F32 a) {
   for (int n = 8; n; n /= 2)
     for (int i = 0; i < n; i++) a.v[i] += a.v[i + n];
@@ -101,6 +102,10 @@ inline F32 load_i8(const int8_t* p) { F32 r; EACH r.v[i] = p[i]; return r; }
 inline F32 load_u8(const uint8_t* p) { F32 r; EACH r.v[i] = p[i]; return r; }
 inline F32 load_low_nibbles(const uint8_t* p) { F32 r; EACH r.v[i] = p[i] & 15; return r; }
 inline F32 load_high_nibbles(const uint8_t* p) { F32 r; EACH r.v[i] = p[i] >> 4; return r; }
+inline F32 replace_where(F32 a, const uint8_t* ids, int id, const uint16_t* values) {
+  EACH if (ids[i] == id) a.v[i] = half_to_float(values[i]);
+  return a;
+}
 inline F32 splat_f16(uint16_t h) { return splat(half_to_float(h)); }
 inline void store_i8(int8_t* p, I32 a) { EACH p[i] = int8_t(a.v[i] < -128 ? -128 : a.v[i] > 127 ? 127 : a.v[i]); }
 
@@ -116,6 +121,7 @@ template <int J>
 inline void add_pair(Bytes& code, Bytes plane) {
   for (int i = 0; i < 64; i++) code.v[i] |= uint8_t((plane.v[i] >> 2 * J & 3) << 4);
 }
+inline I32 field(Bytes a, int bit, int mask) { I32 r; EACH r.v[i] = a.v[4 * i + bit / 8] >> bit % 8 & mask; return r; }
 inline Bytes splat_quad(const int8_t* p) { Bytes r; EACH std::memcpy(r.v + 4 * i, p, 4); return r; }
 inline I32 dot(I32 acc, Bytes codes, Bytes x) {
   EACH for (int k = 0; k < 4; k++) acc.v[i] += int32_t(codes.v[4 * i + k]) * int8_t(x.v[4 * i + k]);

@@ -40,11 +40,15 @@ def rows(values: np.ndarray) -> _native.Rows:
 
 
 def quantised(x: np.ndarray) -> np.ndarray:
-    """What activations become: groups of 32, scaled to 127."""
+    """What activations become: groups of 32, scaled to 127, but for one that is twice as great as all others."""
     groups = x.reshape(len(x), x.shape[1] // 32, 32)
-    greatest = np.abs(groups).max(-1, keepdims=True)
+    size = np.abs(groups)
+    order = np.sort(size, -1)
+    outlier = (size == order[..., -1:]) & (order[..., -1:] > 2 * order[..., -2:-1])
+    rest = np.where(outlier, np.float32(0), groups)
+    greatest = np.abs(rest).max(-1, keepdims=True)
     inverse = np.divide(np.float32(127), greatest, out=np.zeros_like(greatest), where=greatest > 0)
-    return (np.rint(groups * inverse) * (greatest / np.float32(127))).reshape(x.shape)
+    return np.where(outlier, groups, np.rint(rest * inverse) * (greatest / np.float32(127))).reshape(x.shape)
 
 
 def unit(kind: str) -> int:
@@ -163,15 +167,20 @@ def test_rotation_table_is_that_of_the_c_library(engine: _native.Engine) -> None
         del pool
 
 
-def stored(values: np.ndarray, kind: str) -> np.ndarray:
-    """Keys or values (tokens, heads, dim) as the pool holds them."""
+def stored(values: np.ndarray, kind: str, outliers: int) -> np.ndarray:
+    """Keys (with two outliers) or values (with none), (tokens, heads, dim), as the pool holds them."""
     if kind == "f16":
         return values.astype(np.float16).astype(np.float32)
     limit = {"q8": 127, "q4": 7}[kind]
-    groups = values.reshape(*values.shape[:-1], -1, 32)
+    groups = values.reshape(*values.shape[:-1], -1, 32).copy()
+    places = np.argsort(-np.abs(groups), -1, kind="stable")[..., :outliers]
+    greatest = np.take_along_axis(groups, places, -1).astype(np.float16).astype(np.float32)
+    np.put_along_axis(groups, places, np.float32(0), -1)
     scale = (np.abs(groups).max(-1, keepdims=True) / np.float32(limit)).astype(np.float16).astype(np.float32)
     inverse = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale > 0)
-    return (np.clip(np.rint(groups * inverse), -limit, limit) * scale).reshape(values.shape)
+    result = np.clip(np.rint(groups * inverse), -limit, limit) * scale
+    np.put_along_axis(result, places, greatest, -1)
+    return result.reshape(values.shape)
 
 
 class Attention:
@@ -214,7 +223,10 @@ class Attention:
     def expected(self, window: int = 0, softcap: float = 0.0) -> list[np.ndarray]:
         results = []
         for q, k, v in zip(self.q, self.k, self.v, strict=True):
-            k, v = (stored(x, self.kind).repeat(self.heads // self.kv_heads, axis=1).astype(np.float64) for x in (k, v))
+            k, v = (
+                stored(x, self.kind, outliers).repeat(self.heads // self.kv_heads, axis=1).astype(np.float64)
+                for x, outliers in ((k, 2), (v, 0))
+            )
             scores = np.einsum("ihd,jhd->hij", q.astype(np.float64), k) * 0.3
             if softcap:
                 scores = softcap * np.tanh(scores / softcap)

@@ -1,8 +1,17 @@
-"""Options that several commands share, each written once."""
+"""Options that several commands share, each written once.
 
-from typing import Annotated
+Flags that say how a model is loaded are made from the settings in `everwarm.config`: `@loads_model` gives them to a
+command, which gets them as one dictionary, `settings`.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
+
+from everwarm.config import SETTINGS
 
 Model = Annotated[str, typer.Argument(help="Path or pulled name.")]
 MaxTokens = Annotated[int, typer.Option(help="Stop after this many tokens.")]
@@ -13,10 +22,40 @@ MinP = Annotated[float, typer.Option(help="Keep tokens at least this likely rela
 RepetitionPenalty = Annotated[float, typer.Option(help="Above 1: tokens already seen get less likely.")]
 Seed = Annotated[int | None, typer.Option(help="Same seed, same text.")]
 Stop = Annotated[list[str] | None, typer.Option(help="End the answer at this text; may be given several times.")]
-Backend = Annotated[str | None, typer.Option(help="Which kernels compute: auto, native, reference.")]
-Isa = Annotated[str | None, typer.Option(help="Instruction set: auto, avx512, avx2, portable.")]
 KvType = Annotated[str | None, typer.Option(help="How keys and values are stored: f16, q8, q4.")]
-NoPack = Annotated[bool, typer.Option("--no-pack", help="Keep packed weights in memory only, write no pack.")]
-Verify = Annotated[str | None, typer.Option(help="When the pack's checksums are read: background, eager.")]
 Threads = Annotated[int | None, typer.Option(help="Threads to compute with.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object.")]
+
+LoadSettings = dict[str, Any]
+"""What `@loads_model` gives to a command: values of flags by setting, None where nothing was said."""
+
+
+def loads_model(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace the command's parameter `settings` by a flag for every setting that has one."""
+    flags = [setting for setting in SETTINGS.values() if setting.has_flag]
+    extra = [
+        inspect.Parameter("no_pack", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_NoPack)
+        if setting.name == "pack"
+        else inspect.Parameter(
+            setting.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[str | None, typer.Option(setting.flag, help=setting.sentence)],
+        )
+        for setting in flags
+    ]
+    own = [p for p in inspect.signature(command).parameters.values() if p.name != "settings"]
+
+    @functools.wraps(command)
+    def with_flags(**given: Any) -> None:
+        settings: LoadSettings = {p.name: given.pop(p.name) for p in extra}
+        settings["pack"] = "off" if settings.pop("no_pack", False) else None
+        command(**given, settings=settings)
+
+    keywords = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
+    with_flags.__signature__ = inspect.Signature([*keywords, *extra])  # type: ignore[attr-defined]
+    with_flags.__annotations__ = {p.name: p.annotation for p in [*own, *extra]} | {"return": None}
+    return with_flags
+
+
+_NoPack = Annotated[bool, typer.Option("--no-pack", help="Keep packed weights in memory only, write no pack.")]

@@ -8,24 +8,21 @@ import typer
 from everwarm import config
 from everwarm.cli.console import bytes_bar, err
 from everwarm.cli.loading import loaded
-from everwarm.cli.options import Backend, Isa, KvType, NoPack, Threads, Verify
+from everwarm.cli.options import LoadSettings, loads_model
 from everwarm.errors import ConfigError
 
 DEFAULT = "smollm2"
 
 
+@loads_model
 def serve(
     model: Annotated[
         str, typer.Argument(help="Path or pulled name; the default is pulled if it is missing.")
     ] = DEFAULT,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8080,
-    backend: Backend = None,
-    isa: Isa = None,
-    threads: Threads = None,
-    kv_type: KvType = None,
-    no_pack: NoPack = False,
-    verify: Verify = None,
+    *,
+    settings: LoadSettings,
 ) -> None:
     """Serve a model over OpenAI's chat API, one request at a time."""
     import uvicorn
@@ -41,7 +38,7 @@ def serve(
     if model == DEFAULT:
         with bytes_bar() as bar:
             pull(model, config.home(), progress=bar)
-    with loaded(model, backend, isa, threads, kv_type, no_pack, verify) as llm:
+    with loaded(model, settings) as llm:
         llm.weights.preload()
         with listener:
             address = f"http://{host}:{listener.getsockname()[1]}/v1"

@@ -11,22 +11,18 @@ import typer
 from everwarm.cli.console import err, out, print_json
 from everwarm.cli.loading import loaded
 from everwarm.cli.options import (
-    Backend,
-    Isa,
     Json,
-    KvType,
+    LoadSettings,
     MaxTokens,
     MinP,
     Model,
-    NoPack,
     RepetitionPenalty,
     Seed,
     Stop,
     Temperature,
-    Threads,
     TopK,
     TopP,
-    Verify,
+    loads_model,
 )
 from everwarm.errors import RequestError
 
@@ -34,6 +30,7 @@ if TYPE_CHECKING:
     from everwarm.llm import Completion, Event
 
 
+@loads_model
 def generate(
     model: Model,
     prompt: Annotated[str | None, typer.Option(help="What to say to the model ('-' reads stdin).")] = None,
@@ -49,19 +46,15 @@ def generate(
     seed: Seed = None,
     stop: Stop = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end token.")] = False,
-    backend: Backend = None,
-    isa: Isa = None,
-    threads: Threads = None,
-    kv_type: KvType = None,
-    no_pack: NoPack = False,
-    verify: Verify = None,
     as_json: Json = False,
+    *,
+    settings: LoadSettings,
 ) -> None:
     """Answer one prompt. The text goes to stdout as it comes, the speed to stderr."""
     source = _source(prompt, messages, raw)
     if raw and special:
         source["special"] = True
-    with loaded(model, backend, isa, threads, kv_type, no_pack, verify) as llm:
+    with loaded(model, settings) as llm:
         completion = llm.generate(
             **source,
             max_tokens=max_tokens,
@@ -82,6 +75,7 @@ def generate(
     err.print(_speed(completion), style="dim")
 
 
+@loads_model
 def chat(
     model: Model,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
@@ -92,12 +86,8 @@ def chat(
     min_p: MinP = 0.0,
     repetition_penalty: RepetitionPenalty = 1.0,
     seed: Seed = None,
-    backend: Backend = None,
-    isa: Isa = None,
-    threads: Threads = None,
-    kv_type: KvType = None,
-    no_pack: NoPack = False,
-    verify: Verify = None,
+    *,
+    settings: LoadSettings,
 ) -> None:
     """Talk with a model. /reset forgets the conversation, /exit (or Ctrl-D) ends it; Ctrl-C stops an answer."""
     opening = [{"role": "system", "content": system}] if system else []
@@ -110,7 +100,7 @@ def chat(
         "repetition_penalty": repetition_penalty,
         "seed": seed,
     }
-    with loaded(model, backend, isa, threads, kv_type, no_pack, verify) as llm:
+    with loaded(model, settings) as llm:
         llm.check_options(**options)
         history: list[dict[str, str]] = list(opening)
         err.print(f"{llm.config.name}: /reset forgets, /exit ends", style="dim", markup=False)
@@ -140,23 +130,20 @@ def chat(
             history = [*said, {"role": "assistant", "content": answer.text}]
 
 
+@loads_model
 def score(
     model: Model,
     text_file: Annotated[Path, typer.Option(help="UTF-8 text to score.")],
     window: Annotated[
         int | None, typer.Option(help="Tokens per window (default: 2048, or the context if less).")
     ] = None,
-    backend: Backend = None,
-    isa: Isa = None,
-    threads: Threads = None,
-    kv_type: KvType = None,
-    no_pack: NoPack = False,
-    verify: Verify = None,
     as_json: Json = False,
+    *,
+    settings: LoadSettings,
 ) -> None:
     """Perplexity of a text under a model: the mean surprise per token, in windows that are scored on their own."""
     text = _read_text(text_file)
-    with loaded(model, backend, isa, threads, kv_type, no_pack, verify) as llm:
+    with loaded(model, settings) as llm:
         result = llm.score(text, window)
     if as_json:
         print_json(asdict(result))

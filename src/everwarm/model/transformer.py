@@ -35,9 +35,11 @@ class Transformer:
     def forward(self, spans: Sequence[Span]) -> F32:
         """Logits (rows asked for, vocab), in the order of the spans."""
         config, weight, matrix = self.config, self.weights.get, self._matrix
+        self.weights.tick()
         with self.backend.step(spans, self._rotary) as step:
             x = step.embed(weight(tensors.EMBEDDING))  # (rows, width)
             for layer in range(config.layers):
+                self.weights.enter(layer)
                 block = f"blk.{layer}."
                 h = step.norm(x, weight(block + "attn_norm.weight"), config.norm_epsilon)
                 q, k, v = step.linear(h, [matrix(block + name) for name in ("attn_q", "attn_k", "attn_v")])

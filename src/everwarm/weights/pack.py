@@ -11,20 +11,22 @@ A quantised matrix is a tensor of bytes (U8), a vector is F32. `__metadata__` sa
 version of everwarm; `tensors` in it is a JSON object with kind, shape and checksum (xxh3-64) of each.
 """
 
+import errno
 import json
 import mmap
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import xxhash
 
 from everwarm.errors import PackError
 from everwarm.kernels.native import ALIGNMENT, aligned_bytes
+from everwarm.weights.memory import PAGE, U8, Buffers, open_for_streaming
 
 FORMAT = "everwarm-pack"
 VERSION = "1"
@@ -34,8 +36,6 @@ LAYOUT = "panel16-group32-1"
 HEADER_ALIGNMENT = 4096
 _MAX_HEADER = 100 << 20
 _NO_CHECKSUM = "0" * 16
-
-U8 = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,9 @@ class Pack:
         except (OSError, ValueError) as error:  # an empty file can't be mapped
             raise PackError(f"{path}: can't be opened: {error}") from None
         self._bytes = np.frombuffer(self._map, np.uint8)
+        self._reading = threading.Lock()
+        self._descriptor: int | None = None  # for `read`
+        self._direct = False
         self.metadata, self.entries, self._offsets = self._read_header()
         wanted = {"format": FORMAT, "version": VERSION, "layout": LAYOUT}
         if weights_id is not None:
@@ -72,17 +75,60 @@ class Pack:
                 raise PackError(f"{path}: {key} is {self.metadata.get(key)!r}, expected {value!r}")
 
     def data(self, name: str) -> U8:
-        """The bytes of a tensor: a read-only view into the mapping, on 64 bytes."""
+        """The bytes of a tensor: a read-only view into the mapping, on 64 bytes. Each call makes an array of its own,
+        so that its life says whether someone uses this tensor.
+        """
         start, end = self._offsets[name]
-        return self._bytes[start:end]
+        return np.frombuffer(self._map, np.uint8, end - start, start)
 
-    def altered(self, stop: Callable[[], bool] = lambda: False) -> Iterator[str]:
+    def read(self, name: str, buffers: Buffers) -> U8:
+        """The bytes of a tensor, read into memory of its own, past the page cache where possible; on 64 bytes."""
+        start, end = self._offsets[name]
+        first = start // PAGE * PAGE
+        memory = buffers.take(end - first)
+        with self._reading:
+            if self._descriptor is None:
+                self._descriptor, self._direct = open_for_streaming(self.path)
+        view, done = memory.data, 0
+        while first + done < end:
+            count = self._read_some(view[done:], first + done)
+            if count == 0:
+                raise PackError(f"{self.path}: ends at {first + done:,}, tensor {name} reaches to {end:,}")
+            done += count
+        if not self._direct and hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self._descriptor, first, end - first, os.POSIX_FADV_DONTNEED)
+        return memory[start - first : end - first]
+
+    def _read_some(self, view: memoryview, offset: int) -> int:
+        assert self._descriptor is not None
+        try:
+            return os.preadv(self._descriptor, [view], offset)
+        except OSError as error:
+            if not (self._direct and error.errno == errno.EINVAL):
+                raise PackError(f"{self.path}: can't be read at {offset:,}: {error}") from None
+        # The file system opens files for direct reading, but does not do it.
+        with self._reading:
+            if self._direct:
+                os.close(self._descriptor)
+                self._descriptor, self._direct = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC), False
+        return self._read_some(view, offset)
+
+    def altered(
+        self, stop: Callable[[], bool] = lambda: False, read: Callable[[str], U8] | None = None
+    ) -> Iterator[str]:
         """Reads everything; names of the tensors whose bytes are not those that were written. `stop` ends it early."""
         for name, entry in self.entries.items():
             if stop():
                 return
-            if checksum(self.data(name)) != entry.checksum:
+            if checksum((read or self.data)(name)) != entry.checksum:
                 yield name
+
+    def close(self) -> None:
+        """Close the file. The mapping goes with the last view of it."""
+        with self._reading:
+            if self._descriptor is not None:
+                os.close(self._descriptor)
+            self._descriptor = None
 
     def _read_header(self) -> tuple[dict[str, str], dict[str, Entry], dict[str, tuple[int, int]]]:
         size = len(self._bytes)

@@ -5,63 +5,104 @@ built and opened if there is none, and left out (with one warning) where it can'
 """
 
 import logging
+import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from everwarm.errors import PackError
-from everwarm.kernels.backend import Backend, Weight
+from everwarm.kernels.backend import F32, Backend, Weight
 from everwarm.kernels.native import NativeBackend
 from everwarm.weights.dequant import dequantize
 from everwarm.weights.gguf import GGUFFile, TensorInfo
 from everwarm.weights.identity import weights_id
-from everwarm.weights.pack import LAYOUT, U8, Entry, Pack, write_pack
+from everwarm.weights.memory import U8, Buffers, root_of
+from everwarm.weights.pack import LAYOUT, Entry, Pack, write_pack
 
 _log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]
 
 
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A tensor, its bytes, and the array at the root of its memory: alive as long as anyone uses the tensor."""
+
+    tensor: Weight
+    data: U8
+    root: npt.NDArray[Any]
+
+
 class Source(Protocol):
     """Builds the tensors of one model in the form that a backend computes with."""
 
-    tensors: Mapping[str, TensorInfo]
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """Bytes of each tensor, as built. The order is that of the file."""
 
-    def build(self, name: str) -> Weight:
-        """An unknown name raises the file's error, which suggests near ones."""
+    def build(self, name: str, buffers: Buffers | None) -> Built:
+        """In memory taken from `buffers`; with None, where it costs least: in a mapped pack, just there.
+
+        An unknown name raises the file's error, which suggests near ones.
+        """
+
+    def checksum(self, name: str) -> str | None:
+        """Of the bytes that `build` gives, where it is known without building."""
 
 
 class FileSource:
-    """Packs or dequantises out of the GGUF file, into memory of its own."""
+    """Packs or dequantises out of the GGUF file."""
 
     def __init__(self, file: GGUFFile, backend: Backend) -> None:
-        self.tensors = file.tensors
         self._file = file
         self._backend = backend
+        self.sizes = {name: _planned(backend, info)[1] for name, info in file.tensors.items()}
 
-    def build(self, name: str) -> Weight:
+    def build(self, name: str, buffers: Buffers | None) -> Built:
         data = self._file.data(name)
-        info = self.tensors[name]
-        return self._backend.weight(info.type.name, info.shape, data, lambda: dequantize(data, info.type, info.shape))
+        info = self._file.tensors[name]
+
+        def floats() -> F32:
+            return dequantize(data, info.type, info.shape)
+
+        if not isinstance(self._backend, NativeBackend) or len(info.shape) == 1:
+            array = floats()
+            return Built(array, array.reshape(-1).view(np.uint8), root_of(array))
+        kind, size = self._backend.plan(info.type.name, info.shape)
+        memory = (buffers or Buffers()).take(size)[:size]
+        self._backend.pack_into(info.type.name, info.shape, data, floats, memory)
+        return Built(self._backend.attach(kind, info.shape, memory), memory, root_of(memory))
+
+    def checksum(self, name: str) -> str | None:
+        return None
 
 
 class PackSource:
     """Maps a pack: building a tensor costs nothing."""
 
     def __init__(self, file: GGUFFile, backend: NativeBackend, pack: Pack) -> None:
-        self.tensors = file.tensors
         self.pack = pack
+        self.sizes = {name: entry.size_bytes for name, entry in pack.entries.items()}
         self._file = file
         self._backend = backend
 
-    def build(self, name: str) -> Weight:
-        if name not in self.pack.entries:
+    def build(self, name: str, buffers: Buffers | None) -> Built:
+        entry = self.pack.entries.get(name)
+        if entry is None:
             self._file.data(name)  # the error for an unknown name
-        entry, data = self.pack.entries[name], self.pack.data(name)
-        return data.view(np.float32) if entry.kind == "vector" else self._backend.attach(entry.kind, entry.shape, data)
+        assert entry is not None
+        data = self.pack.data(name) if buffers is None else self.pack.read(name, buffers)
+        vector = entry.kind == "vector"
+        tensor = data.view(np.float32) if vector else self._backend.attach(entry.kind, entry.shape, data)
+        return Built(tensor, data, root_of(data))
+
+    def checksum(self, name: str) -> str | None:
+        return self.pack.entries[name].checksum
 
 
 def pack_path(home: Path, weights: str) -> Path:
@@ -86,6 +127,13 @@ def packed_source(file: GGUFFile, backend: NativeBackend, home: Path, progress: 
         return FileSource(file, backend)
 
 
+def _planned(backend: Backend, info: TensorInfo) -> tuple[str, int]:
+    """The form that a tensor gets, and its bytes."""
+    if len(info.shape) == 1 or not isinstance(backend, NativeBackend):
+        return "vector", 4 * math.prod(info.shape)
+    return backend.plan(info.type.name, info.shape)
+
+
 def _open(path: Path, weights: str, file: GGUFFile) -> Pack:
     pack = Pack(path, weights)
     if pack.entries.keys() != file.tensors.keys():
@@ -96,7 +144,7 @@ def _open(path: Path, weights: str, file: GGUFFile) -> Pack:
 def _build(file: GGUFFile, backend: NativeBackend, path: Path, weights: str, progress: Progress | None) -> None:
     entries = []
     for name, info in file.tensors.items():
-        kind, size = ("vector", 4 * info.shape[0]) if len(info.shape) == 1 else backend.plan(info.type.name, info.shape)
+        kind, size = _planned(backend, info)
         entries.append(Entry(name, kind, info.shape, size))
 
     def fill(entry: Entry, out: U8) -> None:

@@ -1,0 +1,142 @@
+"""Memory that weights live in, and what the system says about memory.
+
+`Buffers` hands out page-aligned arrays and takes them back by itself: when the last reference to an array, or to any
+view of it, is gone, its memory is free for the next one. So nobody has to say when a tensor is no longer in use, and
+memory that is in use can't be given away.
+"""
+
+import ctypes
+import mmap
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+U8 = npt.NDArray[np.uint8]
+
+PAGE = mmap.PAGESIZE
+_HUGE = 2 << 20
+
+
+class Buffers:
+    """Page-aligned arrays. Up to `spare_bytes` of what comes back is kept for reuse, the rest goes to the system."""
+
+    def __init__(self, spare_bytes: int = 0) -> None:
+        self.spare_bytes = spare_bytes
+        self._lock = threading.Lock()
+        self._returned: deque[mmap.mmap] = deque()  # by finalizers, which may run anywhere, so they take no lock
+        self._spare: dict[int, list[mmap.mmap]] = {}
+        self._kept = 0
+
+    def take(self, size: int) -> U8:
+        """An array of at least `size` bytes: whole pages."""
+        capacity = max(1, -(-size // PAGE)) * PAGE
+        with self._lock:
+            self._settle()
+            same = self._spare.get(capacity)
+            memory = same.pop() if same else None
+            self._kept -= capacity if memory else 0
+        if memory is None:
+            memory = mmap.mmap(-1, capacity, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            if capacity >= _HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
+                memory.madvise(mmap.MADV_HUGEPAGE)
+        array = np.frombuffer(memory, np.uint8)
+        when_unused(array, self._returned.append, memory)
+        return array
+
+    def trim(self) -> None:
+        """Give the spare memory back to the system."""
+        with self._lock:
+            self._settle()
+            self._spare.clear()
+            self._kept = 0
+
+    def _settle(self) -> None:
+        while self._returned:
+            memory = self._returned.popleft()
+            if self._kept + len(memory) <= self.spare_bytes:
+                self._spare.setdefault(len(memory), []).append(memory)
+                self._kept += len(memory)
+
+
+def root_of(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The array that keeps the memory: every view of it, and every view of a view, refers to it."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
+def when_unused(array: npt.NDArray[Any], call: Callable[..., object], *arguments: object) -> None:
+    """Call when neither this root nor a view of it is referenced any more: in any thread, so it must take no lock."""
+    weakref.finalize(array, call, *arguments).atexit = False
+
+
+def available_bytes() -> int:
+    """Memory that this process could still take without swapping: the machine's, or what its control group leaves."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    found = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    for limit, used in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ):
+        try:
+            found.append(max(0, int(Path(limit).read_text()) - int(Path(used).read_text())))
+        except (OSError, ValueError):  # no such group, or `max`: no limit
+            continue
+    return min(found, default=8 << 30)
+
+
+def _pages(array: U8) -> tuple[int, int]:
+    """Address and length of the whole pages that an array touches."""
+    start = array.ctypes.data
+    first = start // PAGE * PAGE
+    return first, -(-(start + array.nbytes - first) // PAGE) * PAGE
+
+
+def resident_share(array: U8) -> float:
+    """How much of an array's memory is in RAM now, from 0 to 1."""
+    if not array.nbytes:
+        return 1.0
+    first, length = _pages(array)
+    marks = np.zeros(length // PAGE, np.uint8)
+    if _libc.mincore(ctypes.c_void_p(first), ctypes.c_size_t(length), ctypes.c_void_p(marks.ctypes.data)):
+        return 0.0
+    return float(np.count_nonzero(marks & 1)) / len(marks)
+
+
+def touch(array: U8) -> None:
+    """Read one byte of every page, so that they are in RAM."""
+    int(array[::PAGE].sum(dtype=np.int64))
+    int(array[-1:].sum(dtype=np.int64))
+
+
+def lock_in_ram(array: U8) -> bool:
+    """Ask the system never to page this out. False where it does not allow it."""
+    first, length = _pages(array)
+    return array.nbytes == 0 or _libc.mlock(ctypes.c_void_p(first), ctypes.c_size_t(length)) == 0
+
+
+def forget_pages(array: U8) -> None:
+    """Tell the system that the pages of a file mapping are not needed now."""
+    first, length = _pages(array)
+    if array.nbytes and hasattr(mmap, "MADV_DONTNEED"):
+        _libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(length), mmap.MADV_DONTNEED)
+
+
+def open_for_streaming(path: Path) -> tuple[int, bool]:
+    """A descriptor to read with, past the page cache where the file system can do that; and whether it can."""
+    if hasattr(os, "O_DIRECT"):
+        try:
+            return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT), True
+        except OSError:
+            pass
+    return os.open(path, os.O_RDONLY | os.O_CLOEXEC), False
+
+
+_libc = ctypes.CDLL(None, use_errno=True)

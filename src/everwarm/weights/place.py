@@ -1,0 +1,45 @@
+"""Where a tensor belongs in a forward pass, read off its name.
+
+In: names as GGUF files have them (`blk.3.attn_q.weight`; an expert of a stack is `blk.3.ffn_up_exps.weight#7`). Out:
+layer and part of each, and the stages of a pass in order: what is needed before the layers, each layer, the rest.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+_BLOCK = re.compile(r"blk\.(\d+)\.(attn|ffn)?")
+_PARTS = {"attn": "attention", "ffn": "feed-forward"}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """`layer` is None for what is outside of the layers: embedding, output."""
+
+    layer: int | None
+    part: str
+
+
+def place_of(name: str) -> Place:
+    found = _BLOCK.match(name)
+    return Place(int(found[1]), _PARTS.get(found[2], "other")) if found else Place(None, "other")
+
+
+def stages(names: Iterable[str]) -> tuple[list[list[str]], dict[int, int]]:
+    """Names by stage of a pass, in order, and the stage of each layer. What is outside of the layers comes last."""
+    by_layer: dict[int, list[str]] = {}
+    outside = []
+    for name in names:
+        layer = place_of(name).layer
+        if layer is None:
+            outside.append(name)
+        else:
+            by_layer.setdefault(layer, []).append(name)
+    order = sorted(by_layer)
+    return [by_layer[layer] for layer in order] + [outside], {layer: at for at, layer in enumerate(order)}
+
+
+def largest_layer(sizes: Mapping[str, int]) -> int:
+    """Bytes of the layer that takes most."""
+    layers = stages(sizes)[0][:-1]
+    return max((sum(sizes[name] for name in names) for names in layers), default=0)
