@@ -260,6 +260,7 @@ class WeightCache:
             self._in_order = self._policy.needs_order and not mapped
             self._refused.clear()
             self._wanted = None
+            self._drop_stale(set())
             for name in sorted(self._ready, key=self._density):
                 if self._kept_bytes <= self.budget:
                     break
@@ -623,13 +624,12 @@ class WeightCache:
         self.tracker.tick()
         if now - self._history[-1][0] >= self._window_s / 16:
             self._history.append((now, self._all_counts()))
-            while len(self._history) > 1 and self._history[1][0] <= now - self._window_s:
+            while self._history[0][0] < now - self._window_s:
                 self._history.popleft()
 
     def _at_window_start(self) -> Counts:
-        now = self._clock()
-        older = [counts for at, counts in self._history if at <= now - self._window_s]
-        return older[-1] if older else self._history[0][1]
+        start = self._clock() - self._window_s
+        return next((counts for at, counts in self._history if at >= start), self._history[-1][1])
 
     def _all_counts(self) -> Counts:
         total = Counts()
@@ -690,13 +690,17 @@ class WeightCache:
                     return
                 name = self._queue.popleft()
                 self._queued.discard(name)
-                if name in self._ready or name in self._flights:
-                    continue
-                flight = self._flights[name] = _Flight(by_prefetch=True)
-            try:
-                self._materialise(name, flight, None)
-            except Exception as error:  # whoever needs it will try again, and get the error
-                _log.warning("weight cache %s: prefetch of %s failed: %s", self.instance, name, error)
+            self._read_one(name)
+
+    def _read_one(self, name: str) -> None:
+        with self._lock:
+            if self._closed or name in self._ready or name in self._flights:
+                return
+            flight = self._flights[name] = _Flight(by_prefetch=True)
+        try:
+            self._materialise(name, flight, None)
+        except Exception as error:  # whoever needs it will try again, and get the error
+            _log.warning("weight cache %s: prefetch of %s failed: %s", self.instance, name, error)
 
     def _ring_has_room(self, name: str) -> bool:
         on_the_way = self._live_bytes - self._kept_bytes
