@@ -59,6 +59,16 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
+class WeightUse:
+    """What a generation asked of the weight cache."""
+
+    hits: int
+    prefetch_hits: int
+    misses: int
+    hit_rate: float
+
+
+@dataclass(frozen=True, slots=True)
 class Completion:
     """A whole answer with its receipt."""
 
@@ -70,6 +80,8 @@ class Completion:
     ttft_s: float
     decode_tok_s: float | None  # None if there was only one token
     finish_reason: str
+    weights: "WeightUse"
+    time_s: Mapping[str, float]  # where it went: materialise, products, attention, other kernels, sampling, rest
 
 
 def load(
@@ -156,6 +168,7 @@ class LLM:
                 self._check.join()
         self._model = Transformer(self.config, self.weights, self.backend)
         self._template: ChatTemplate | None = None
+        self._sampling_s = 0.0
 
     def close(self) -> None:
         self._closing.set()
@@ -281,6 +294,7 @@ class LLM:
                 text += matcher.push(detokenizer.flush()) + matcher.flush()
             if finish:
                 self.weights.optimize()
+                self._sampling_s += sampler.spent_s
             yield Event(choice.token, text, choice.logprob, choice.top_logprobs, finish)
             if finish:
                 return
@@ -294,6 +308,7 @@ class LLM:
         ids = self.encode_prompt(prompt, **sources)
         events: list[Event] = []
         first = last = started
+        weights_before, kernels_before, sampled_before = self.weights.totals(), self.backend.spent(), self._sampling_s
         for event in self.stream(tokens=ids, **kwargs):
             last = time.perf_counter()
             first = first if events else last
@@ -301,6 +316,11 @@ class LLM:
             if on_event:
                 on_event(event)
         decoded = len(events) - 1
+        used = self.weights.totals() - weights_before
+        time_s = {"materialise": used.stall_s}
+        time_s |= {kind: spent - kernels_before[kind] for kind, spent in self.backend.spent().items()}
+        time_s["sampling"] = self._sampling_s - sampled_before
+        time_s["rest"] = last - started - sum(time_s.values())
         return Completion(
             text="".join(event.text for event in events),
             tokens=[event.token for event in events],
@@ -310,6 +330,8 @@ class LLM:
             ttft_s=first - started,
             decode_tok_s=decoded / (last - first) if decoded and last > first else None,
             finish_reason=events[-1].finish_reason or "length",
+            weights=WeightUse(used.hits, used.prefetch_hits, used.misses, used.hit_rate),
+            time_s=time_s,
         )
 
     def score(self, text: str, window: int | None = None, progress: Callable[[int, int], None] | None = None) -> Score:

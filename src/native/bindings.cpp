@@ -6,6 +6,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <optional>
 
@@ -114,9 +115,23 @@ struct Batch {
   }
 };
 
+// Where the time goes; one step runs at a time, so nobody else adds to it.
+enum Spent { products_s, attention_s, other_s };
+
+class Timer {
+ public:
+  explicit Timer(double& total) : total_(total), begin_(std::chrono::steady_clock::now()) {}
+  ~Timer() { total_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count(); }
+
+ private:
+  double& total_;
+  std::chrono::steady_clock::time_point begin_;
+};
+
 struct Engine {
   const Kernels& k;
   Pool pool;
+  double spent[3] = {};
 
   Engine(const Kernels& kernels, int threads) : k(kernels), pool(threads) {}
 
@@ -126,6 +141,7 @@ struct Engine {
   }
 
   void embed(const Form& table, IntArray tokens, Rows& out) {
+    const Timer timer(spent[other_s]);
     if (out.width() != table.inputs()) refuse("embed: rows of " + std::to_string(out.width()) + ", the table has " + std::to_string(table.inputs()));
     for (size_t i = 0; i < tokens.size(); i++)
       if (tokens.data()[i] < 0 || tokens.data()[i] >= table.outputs())
@@ -139,6 +155,7 @@ struct Engine {
   }
 
   void norm(const Rows& x, FloatArray weight, float epsilon, Rows& out, bool quantise) {
+    const Timer timer(spent[other_s]);
     const float* w = vector(weight, x.width(), "norm weight");
     if (out.width() != x.width()) refuse("norm: widths differ");
     nb::gil_scoped_release release;
@@ -156,6 +173,7 @@ struct Engine {
 
   // Several products that share x. With `add`, the results are added to what the outputs hold.
   void linear(Rows& x, const std::vector<Form*>& forms, const std::vector<std::optional<FloatArray>>& biases, const std::vector<Rows*>& outs, bool add) {
+    const Timer timer(spent[products_s]);
     if (forms.size() != outs.size() || forms.size() != biases.size() || forms.empty()) refuse("linear: one output and one bias per form");
     std::vector<Product> list;
     bool need_codes = false;
@@ -181,6 +199,7 @@ struct Engine {
   void gated(Rows& x, Form& gate, Form& up, const std::optional<FloatArray>& gate_bias, const std::optional<FloatArray>& up_bias, Rows& out, Rows& spare) {
     if (gate.outputs() != up.outputs() || out.width() != gate.outputs()) refuse("gated: widths of gate, up and output differ");
     if (gate.quantised && up.quantised && gate.outputs() % GROUP == 0 && !gate_bias && !up_bias && gate.inputs() == x.width() && up.inputs() == x.width()) {
+      const Timer timer(spent[products_s]);
       nb::gil_scoped_release release;
       if (!x.quantised()) k.quantize(pool, x.floats(), x.rows(), x.quant_out());
       out.resize(x.rows());
@@ -195,6 +214,7 @@ struct Engine {
   }
 
   void rotate(Rows& x, int heads, const Batch& batch, bool adjacent) {
+    const Timer timer(spent[other_s]);
     if (heads < 1 || x.width() % heads || x.width() / heads < 2 * batch.pairs) refuse("rotate: " + std::to_string(x.width()) + " elements in " + std::to_string(heads) + " heads");
     if (x.rows() != batch.rows) refuse("rotate: " + std::to_string(x.rows()) + " rows, the batch has " + std::to_string(batch.rows));
     nb::gil_scoped_release release;
@@ -202,6 +222,7 @@ struct Engine {
   }
 
   void store_kv(const KVPool& kv, int layer, const Rows& keys, const Rows& values, Batch& batch) {
+    const Timer timer(spent[attention_s]);
     const int width = kv.shape().kv_heads * kv.shape().head_dim;
     if (keys.width() != width || values.width() != width || keys.rows() != batch.rows || values.rows() != batch.rows)
       refuse("store_kv: keys and values must be (" + std::to_string(batch.rows) + ", " + std::to_string(width) + ")");
@@ -211,6 +232,7 @@ struct Engine {
   }
 
   void attention(const KVPool& kv, int layer, const Rows& q, Batch& batch, float scale, int window, float softcap, Rows& out) {
+    const Timer timer(spent[attention_s]);
     const KVShape& s = kv.shape();
     const int heads = q.width() / s.head_dim;
     if (q.width() % s.head_dim || heads % s.kv_heads || q.rows() != batch.rows || out.width() != q.width())
@@ -335,6 +357,11 @@ NB_MODULE(_native, m) {
         new (self) Engine(kernels_named(isa), threads);
       }, "isa"_a, "threads"_a)
       .def_prop_ro("isa", [](const Engine& e) { return e.k.name; })
+      .def_prop_ro("spent", [](const Engine& e) {
+        nb::dict d;
+        d["products"] = e.spent[products_s], d["attention"] = e.spent[attention_s], d["other"] = e.spent[other_s];
+        return d;
+      }, "Seconds that kernels took, by kind, since the engine was made.")
       .def_prop_ro("threads", [](const Engine& e) { return e.pool.threads(); })
       .def("pack", [](Engine& e, const Form& form, ByteArray blocks, OutBytes out) {
         const size_t row = form.quantised ? block_row_bytes(form.type, form.inputs()) : form.inputs() * form.floats.element();

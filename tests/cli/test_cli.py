@@ -16,6 +16,8 @@ from tiny import Tiny
 
 Cli = Callable[..., tuple[int, str, str]]
 
+TIMES = {"ttft_s": 0, "decode_tok_s": 0, "time_s": 0}
+
 
 @pytest.fixture
 def cli(home: Path, capfd: pytest.CaptureFixture[str]) -> Cli:
@@ -42,7 +44,10 @@ def test_generate_json_is_one_object(cli: Cli, tiny: Path) -> None:
     answer = json.loads(out)
     assert set(answer) == {
         "text", "tokens", "prompt_tokens", "cached_tokens", "tier", "ttft_s", "decode_tok_s", "finish_reason",
+        "weights", "time_s",
     }  # fmt: skip
+    assert answer["weights"]["misses"] > 0
+    assert list(answer["time_s"]) == ["materialise", "products", "attention", "other", "sampling", "rest"]
     assert out.count("\n") == 1
     assert answer["tier"] == "cold"
     assert answer["cached_tokens"] == 0
@@ -58,14 +63,31 @@ def test_the_text_goes_to_stdout_and_the_speed_to_stderr(cli: Cli, tiny: Path) -
     assert "tok/s" in err
 
 
+def test_stats_tell_of_weights_and_time(cli: Cli, tiny: Path) -> None:
+    _, _, err = cli("generate", tiny, "--prompt", "Hi", "--max-tokens", 4, "--stats")
+    assert "hit rate" in err
+    assert "attention" in err
+
+
+def test_inspect_says_what_a_budget_means(cli: Cli, tiny: Path) -> None:
+    assert "keeps them all" in cli("inspect", tiny)[1]
+    said = " ".join(cli("inspect", tiny, "--weight-budget", "70%")[1].split())
+    assert "again for each forward pass" in said
+    plan = json.loads(cli("inspect", tiny, "--weight-budget", "70%", "--json")[1])["weight_budget"]
+    assert plan["kept_bytes"] + plan["streamed_bytes"] == plan["total_bytes"]
+    code, _, err = cli("inspect", tiny, "--weight-budget", "much")
+    assert (code, err.count("\n")) == (2, 1)
+
+
 def test_messages_from_a_file(cli: Cli, tiny: Path, tmp_path: Path) -> None:
     file = tmp_path / "messages.json"
     file.write_text(json.dumps([{"role": "user", "content": "Hi"}]))
     code, out, _ = cli("generate", tiny, "--messages", file, "--max-tokens", 2, "--json")
     assert code == 0
-    assert json.loads(out) | {"ttft_s": 0, "decode_tok_s": 0} == json.loads(
-        cli("generate", tiny, "--prompt", "Hi", "--max-tokens", 2, "--json")[1]
-    ) | {"ttft_s": 0, "decode_tok_s": 0}
+    assert (
+        json.loads(out) | TIMES
+        == json.loads(cli("generate", tiny, "--prompt", "Hi", "--max-tokens", 2, "--json")[1]) | TIMES
+    )
 
 
 def test_special_tokens_of_a_raw_prompt(cli: Cli, tiny: Path) -> None:

@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +13,7 @@ from rich.text import Text
 
 from everwarm import config
 from everwarm.cli.console import bytes_bar, err, human_bytes, out, print_json, printable
+from everwarm.errors import ConfigError
 
 
 def pull(
@@ -30,6 +32,9 @@ def pull(
 def inspect(
     model: Annotated[str, typer.Argument(help="Path or pulled name.")],
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
+    weight_budget: Annotated[
+        str, typer.Option(help="Say what this budget for weights would mean, such as 300MiB or 50%.")
+    ] = "100%",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """What a model file holds: metadata, tensor types, sizes. Works for architectures that can't be run, too."""
@@ -39,6 +44,7 @@ def inspect(
     path = resolve(model, config.home())
     with GGUFFile(path) as file:
         summary = _summarise(path, file)
+        summary["weight_budget"] = plan = _budget(file, weight_budget)
         rows = [(info.name, info.type.name, info.shape, info.size_bytes) for info in file.tensors.values()]
     if as_json:
         if tensors:
@@ -54,12 +60,46 @@ def inspect(
         f"{human_bytes(summary['size_bytes'])}: "
         + ", ".join(f"{count} x {kind}" for kind, count in summary["tensor_types"].items())
     )
+    if plan:
+        out.print(_told(weight_budget, plan))
     if tensors:
         table = Table("tensor", "type", "shape", "bytes", box=None, header_style="bold")
         table.columns[3].justify = "right"
         for name, kind, shape, size in rows:
             table.add_row(Text(printable(name)), kind, " x ".join(map(str, shape)), f"{size:,}")
         out.print(table)
+
+
+def _budget(file: Any, weight_budget: str) -> dict[str, int] | None:
+    """What the budget would mean with native kernels; None if they have no form for some tensor."""
+    from everwarm.kernels import _native
+    from everwarm.kernels.native import NativeBackend
+    from everwarm.weights.cache import plan_budget
+    from everwarm.weights.source import FileSource
+
+    try:
+        budget = config.parse_size(weight_budget)
+    except ValueError as error:
+        raise ConfigError(f"flag --weight-budget: can't understand {weight_budget!r}: {error}") from None
+    if any(len(info.shape) > 2 for info in file.tensors.values()):
+        return None
+    try:
+        sizes = FileSource(file, NativeBackend(_native.supported_isas()[-1], 1, "f16")).sizes
+    except ValueError:
+        return None
+    return asdict(plan_budget(sizes, budget))
+
+
+def _told(budget: str, plan: dict[str, int]) -> str:
+    whole = f"{human_bytes(plan['total_bytes'])} of weights in the kernels' form; "
+    if not plan["streamed_bytes"]:
+        return whole + f"a budget of {budget} keeps them all, the least is {human_bytes(plan['least_bytes'])}"
+    return (
+        f"{whole}a budget of {budget} keeps {human_bytes(plan['kept_bytes'])}, reads "
+        f"{human_bytes(plan['streamed_bytes'])} again for each forward pass, and takes "
+        f"{human_bytes(plan['ring_bytes'])} more for what is on its way; "
+        f"the least is {human_bytes(plan['least_bytes'])}"
+    )
 
 
 def _summarise(path: Path, file: Any) -> dict[str, Any]:

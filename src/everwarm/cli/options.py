@@ -24,6 +24,7 @@ Seed = Annotated[int | None, typer.Option(help="Same seed, same text.")]
 Stop = Annotated[list[str] | None, typer.Option(help="End the answer at this text; may be given several times.")]
 KvType = Annotated[str | None, typer.Option(help="How keys and values are stored: f16, q8, q4.")]
 Threads = Annotated[int | None, typer.Option(help="Threads to compute with.")]
+Stats = Annotated[bool, typer.Option("--stats", help="Say what the weight cache did, and where the time went.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object.")]
 
 LoadSettings = dict[str, Any]

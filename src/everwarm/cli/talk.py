@@ -18,6 +18,7 @@ from everwarm.cli.options import (
     Model,
     RepetitionPenalty,
     Seed,
+    Stats,
     Stop,
     Temperature,
     TopK,
@@ -46,6 +47,7 @@ def generate(
     seed: Seed = None,
     stop: Stop = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end token.")] = False,
+    stats: Stats = False,
     as_json: Json = False,
     *,
     settings: LoadSettings,
@@ -73,6 +75,8 @@ def generate(
         return
     print(flush=True)
     err.print(_speed(completion), style="dim")
+    if stats:
+        _print_stats(completion)
 
 
 @loads_model
@@ -86,6 +90,7 @@ def chat(
     min_p: MinP = 0.0,
     repetition_penalty: RepetitionPenalty = 1.0,
     seed: Seed = None,
+    stats: Stats = False,
     *,
     settings: LoadSettings,
 ) -> None:
@@ -127,6 +132,8 @@ def chat(
                 continue
             print(flush=True)
             err.print(_speed(answer), style="dim")
+            if stats:
+                _print_stats(answer)
             history = [*said, {"role": "assistant", "content": answer.text}]
 
 
@@ -214,3 +221,16 @@ def _speed(completion: "Completion") -> str:
         f"({completion.prompt_tokens} prompt tokens, first token after {completion.ttft_s:.2f} s; "
         f"{len(completion.tokens)} tokens{decode}; {completion.finish_reason})"
     )
+
+
+def _print_stats(completion: "Completion") -> None:
+    used, total = completion.weights, sum(completion.time_s.values())
+    err.print(
+        f"(weights: {used.hits:,} hits, {used.prefetch_hits:,} read ahead, {used.misses:,} misses, "
+        f"hit rate {used.hit_rate:.1%})",
+        style="dim",
+    )
+    shares = ", ".join(
+        f"{kind} {spent * 1e3:.0f} ms ({spent / total:.0%})" for kind, spent in completion.time_s.items()
+    )
+    err.print(f"(time: {shares})", style="dim")

@@ -10,6 +10,7 @@ logits before all that.
 
 import math
 import secrets
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -47,9 +48,16 @@ class Sampler:
         self._prompt = np.unique(np.asarray(prompt, np.int64))
         self._answer: Counter[int] = Counter()
         self._drawn = 0
+        self.spent_s = 0.0
 
     def sample(self, logits: F32) -> Choice:
         """Choose the next token and remember it for the penalties."""
+        started = time.perf_counter()
+        choice = self._sample(logits)
+        self.spent_s += time.perf_counter() - started
+        return choice
+
+    def _sample(self, logits: F32) -> Choice:
         best, greatest, total = _native.summarize(logits, 1.0)
         if math.isnan(total):
             raise ModelError("the model computed no numbers (NaN or infinity): its weights are damaged")

@@ -5,7 +5,7 @@ context in which operations may be called; what they return is valid until the s
 caller's to keep.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -94,6 +94,9 @@ class Backend(Protocol):
 
     exact: bool
     """Whether logits depend on the token ids alone, to the last bit, and not on the batch they were computed in."""
+
+    def spent(self) -> Mapping[str, float]:
+        """Seconds that operations took since the backend was made: `products`, `attention`, `other`."""
 
     def weight(
         self, kind: str, shape: tuple[int, ...], blocks: npt.NDArray[np.uint8], dequantize: Callable[[], F32]

@@ -58,6 +58,9 @@ class NativeBackend:
         self._buffers: dict[str, _native.Rows] = {}
         self._stepping = threading.RLock()
 
+    def spent(self) -> dict[str, float]:
+        return self.engine.spent
+
     def weight(
         self, kind: str, shape: tuple[int, ...], blocks: npt.NDArray[np.uint8], dequantize: Callable[[], F32]
     ) -> "_native.Form | F32":

@@ -5,15 +5,20 @@ oracle of native kernels. BLAS may add in another order for another number of ro
 tolerance (`exact` is False).
 """
 
+import functools
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 from threadpoolctl import ThreadpoolController
 
 from everwarm.kernels.backend import F32, Affine, KVShape, Rotary, Span
+
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 _SCORE_BYTES = 16 << 20  # attention works on as many queries at once as keep its scores within this
 
@@ -97,6 +102,10 @@ class ReferenceBackend:
 
     def __init__(self, threads: int | None) -> None:
         self._blas = BlasThreads(threads)
+        self._spent = {"products": 0.0, "attention": 0.0, "other": 0.0}
+
+    def spent(self) -> dict[str, float]:
+        return dict(self._spent)
 
     def weight(
         self, kind: str, shape: tuple[int, ...], blocks: npt.NDArray[np.uint8], dequantize: Callable[[], F32]
@@ -109,16 +118,34 @@ class ReferenceBackend:
     @contextmanager
     def step(self, spans: Sequence[Span], rotary: Rotary) -> Iterator["ReferenceStep"]:
         with self._blas.limit(sum(len(span.tokens) for span in spans)):
-            yield ReferenceStep(spans, rotary)
+            yield ReferenceStep(spans, rotary, self._spent)
         for span in spans:
             assert isinstance(span.kv, ReferenceKV)
             span.kv.advance(len(span.tokens))
 
 
+def _timed(kind: str) -> Callable[[Method], Method]:
+    """Adds the time that a method of a step takes to `_spent[kind]`."""
+
+    def decorate(method: Method) -> Method:
+        @functools.wraps(method)
+        def timed(self: "ReferenceStep", *arguments: Any) -> Any:
+            started = time.perf_counter()
+            try:
+                return method(self, *arguments)
+            finally:
+                self._spent[kind] += time.perf_counter() - started
+
+        return cast(Method, timed)
+
+    return decorate
+
+
 class ReferenceStep:
     """One step over a flat batch."""
 
-    def __init__(self, spans: Sequence[Span], rotary: Rotary) -> None:
+    def __init__(self, spans: Sequence[Span], rotary: Rotary, spent: dict[str, float]) -> None:
+        self._spent = spent
         self._spans = spans
         self._starts = [span.kv.length for span in spans]
         ends = np.cumsum([len(span.tokens) for span in spans])
@@ -130,19 +157,24 @@ class ReferenceStep:
         self._pairing = rotary.pairing
         self._turns = rotary_table(rotary.frequencies, rotary.magnitude, np.concatenate(positions))
 
+    @_timed("other")
     def embed(self, table: F32) -> F32:
         return embed(table, np.concatenate([np.asarray(span.tokens, np.int32) for span in self._spans]))
 
+    @_timed("other")
     def norm(self, x: F32, weight: F32, epsilon: float) -> F32:
         return rms_norm(x, weight, epsilon)
 
+    @_timed("products")
     def linear(self, x: F32, matrices: Sequence[Affine]) -> list[F32]:
         return [linear(x, weight, bias) for weight, bias in matrices]
 
+    @_timed("other")
     def rotate(self, x: F32, heads: int) -> F32:
         rotate(x.reshape(len(x), heads, -1), self._turns, self._pairing)
         return x
 
+    @_timed("attention")
     def attention(self, layer: int, q: F32, k: F32, v: F32, scale: float, window: int | None) -> F32:
         out = np.empty_like(q)
         for span, start, at in zip(self._spans, self._starts, self._rows, strict=True):
@@ -154,12 +186,15 @@ class ReferenceStep:
             out[at] = attention(heads, keys, values, start, scale, window)
         return out
 
+    @_timed("products")
     def add_linear(self, x: F32, h: F32, matrix: Affine) -> F32:
         return x + linear(h, *matrix)
 
+    @_timed("products")
     def gated(self, x: F32, gate: Affine, up: Affine) -> F32:
         return silu_gate(linear(x, *gate), linear(x, *up))
 
+    @_timed("products")
     def logits(self, x: F32, norm: F32, epsilon: float, output: F32) -> F32:
         wanted = [
             np.arange(at.start + span.logits_from, at.stop) for span, at in zip(self._spans, self._rows, strict=True)

@@ -56,12 +56,13 @@ class Problem:
 class _Flight:
     """A tensor on its way: from the moment someone starts to materialise it until it is kept or handed over."""
 
-    __slots__ = ("by_prefetch", "done", "error", "tensor")
+    __slots__ = ("built", "by_prefetch", "done", "error", "tensor")
 
     def __init__(self, by_prefetch: bool) -> None:
         self.by_prefetch = by_prefetch
         self.done = threading.Event()
         self.tensor: Weight | None = None
+        self.built: Built | None = None  # in the ring: whether it is kept is decided when it is used
         self.error: BaseException | None = None
 
 
@@ -442,6 +443,8 @@ class WeightCache:
                 if flight.by_prefetch and flight.done.is_set():
                     del self._flights[name]
                     self._prefetch_hits[name] += 1
+                    if flight.built is not None:
+                        self._keep(name, flight.built, pinned=False)
                     self._changed.notify_all()
                     _log.debug("prefetch hit %s", name)
                     return flight.tensor
@@ -505,9 +508,11 @@ class WeightCache:
             if not preload and not prefetch:
                 self._stall_s[name] += elapsed
                 self._note_miss(name)
-            kept = self._keep(name, built, pinned=preload)
             flight.tensor = built.tensor
-            if kept or not prefetch:
+            if prefetch and not self._mapped:
+                flight.built = built  # it was read for its next use, so that use is no hit, even if it is kept then
+            else:
+                self._keep(name, built, pinned=preload)
                 del self._flights[name]
             flight.done.set()
             self._changed.notify_all()
@@ -560,8 +565,9 @@ class WeightCache:
         """Whom to evict for it; None if it should not be kept."""
         free = self.budget - self._kept_bytes
         if self._wanted is None:
-            kept = {other: self._item(other) for other in self._ready}
-            return self._policy.admit(self._item(name), kept, free, lambda other: other not in self._pinned)
+            item = self._item if self._policy.replans else self._item_of_size
+            kept = {other: item(other) for other in self._ready}
+            return self._policy.admit(item(name), kept, free, lambda other: other not in self._pinned)
         victims: list[str] = []
         for other in sorted((o for o in self._ready if o not in self._wanted), key=self._density):
             if free >= self._sizes[name]:
@@ -587,6 +593,10 @@ class WeightCache:
     def _item(self, name: str) -> Item:
         cost = self.tracker.seconds(name)
         return Item(name, self._sizes[name], self._guess_s(name) if cost is None else cost, self.tracker.rate(name))
+
+    def _item_of_size(self, name: str) -> Item:
+        """For a policy that does not ask what a tensor is worth: rates of all tensors at each miss cost 0.3 ms."""
+        return Item(name, self._sizes[name], 0.0, 0.0)
 
     def _guess_s(self, name: str) -> float:
         """Seconds to materialise what never was: as others of its size took, else as a slow disk would."""
@@ -729,11 +739,24 @@ class WeightCache:
             self._prefetch_wasted[name] += 1
 
 
-def budget_plan(sizes: Mapping[str, int], budget: int) -> tuple[int, int]:
-    """What a budget will mean: (bytes kept, bytes streamed per pass) for tensors that are used once per pass each."""
-    total = sum(sizes.values())
-    if total <= budget:
-        return total, 0
-    plan = POLICIES["value"]().plan([Item(n, s, s / 1e9, 1.0) for n, s in sizes.items()], budget, ())
-    kept = sum(sizes[name] for name in plan)
-    return kept, total - kept
+@dataclass(frozen=True, slots=True)
+class BudgetPlan:
+    """What a budget will mean."""
+
+    total_bytes: int
+    least_bytes: int  # a smaller budget is refused
+    kept_bytes: int
+    streamed_bytes: int  # read again for each forward pass
+    ring_bytes: int  # memory beside the budget for what is streamed, one layer ahead
+
+
+def plan_budget(sizes: Mapping[str, int], budget: int | Share) -> BudgetPlan:
+    """For tensors that are used once per pass each."""
+    total, least = sum(sizes.values()), largest_layer(sizes)
+    limit = int(budget.fraction * total) if isinstance(budget, Share) else budget
+    if total <= limit:
+        return BudgetPlan(total, least, total, 0, 0)
+    kept = POLICIES["value"]().plan([Item(name, size, size / 1e9, 1.0) for name, size in sizes.items()], limit, ())
+    streamed = [sum(sizes[name] for name in stage if name not in kept) for stage in stages(sizes)[0]]
+    ring = max(one + other for one, other in zip(streamed, [*streamed[1:], streamed[0]], strict=True))
+    return BudgetPlan(total, least, total - sum(streamed), sum(streamed), ring)
