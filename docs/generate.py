@@ -10,7 +10,7 @@ from everwarm.config import SETTINGS
 
 HERE = Path(__file__).parent
 COMMANDS = ["", "pull", "inspect", "generate", "chat", "score", "serve", "weights", "weights ls", "weights verify"]
-COMMANDS += ["weights rm", "bench", "bench speed", "doctor"]
+COMMANDS += ["weights rm", "bench", "bench speed", "bench weights", "doctor"]
 
 
 def cli() -> str:

@@ -1,13 +1,17 @@
 """`everwarm bench`: measurements that anyone can repeat. A table for people, then one line of JSON for programs."""
 
+import statistics
 import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
 from everwarm import config
-from everwarm.cli.console import err, out, print_json
+from everwarm.cli.console import err, human_bytes, out, print_json
 from everwarm.cli.options import Json, KvType, Model, Threads
 from everwarm.errors import ConfigError
 
@@ -44,8 +48,7 @@ def speed(
     works += [bench.Work("decode", decode_tokens, at) for at in _numbers("--depth", depth, 0)]
     isas = [*_native.supported_isas(), "blas"] if isa == "all" else [None if isa == "auto" else isa]
     settings: dict[str, object] = {"threads": threads, "kv_type": kv_type}
-    tell = (lambda text: err.print(text, style="dim", markup=False)) if sys.stderr.isatty() else lambda text: None
-    series, ceiling = bench.run(path, works, runs, settings, isas, peer is not None, tell)
+    series, ceiling = bench.run(path, works, runs, settings, isas, peer is not None, _teller())
     rows = _rows(series, path.stat().st_size, ceiling)
     report = {
         "benchmark": "speed",
@@ -58,6 +61,74 @@ def speed(
     if not as_json:
         _show(rows, report)
     print_json(report)
+
+
+@app.command("weights")
+def weights(
+    model: Model,
+    budgets: Annotated[
+        str, typer.Option(help="Shares of the weights' bytes to keep, separated by commas.")
+    ] = "0.25,0.5,0.75,1",
+    form: Annotated[str, typer.Option(help="`packed` (native kernels) or `f32` (dequantised, BLAS).")] = "packed",
+    passes: Annotated[
+        int, typer.Option(help="Tokens to generate for each row; with --steady, per request.", min=2)
+    ] = 24,
+    prefetch_ahead: Annotated[str, typer.Option(help="Layers to read ahead, separated by commas.")] = "0,1,2,4",
+    prompt_tokens: Annotated[int, typer.Option(help="Tokens of each prompt.", min=1)] = 8,
+    steady: Annotated[
+        int | None, typer.Option(help="Only this: so many consecutive requests after preloading.", min=2)
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw hit rate and speed over budget into this PNG file.")] = None,
+    threads: Threads = None,
+    as_json: Json = False,
+) -> None:
+    """The weight cache: first and later uses, every policy beside the best possible, speed, memory and disk."""
+    from everwarm.bench import weights as bench
+    from everwarm.bench import weights_plot
+    from everwarm.bench.weights_row import FORMS
+    from everwarm.pull import resolve
+
+    if form not in FORMS:
+        raise ConfigError(f"--form {form}: expected one of {', '.join(FORMS)}")
+    if plot is not None and (plot.suffix != ".png" or not plot.parent.is_dir()):
+        raise ConfigError(f"--plot {plot}: expected a file name that ends in .png, in a folder that exists")
+    path = resolve(model, config.home())
+    asked = bench.Asked(
+        path, form, _shares("--budgets", budgets), passes, _numbers("--prefetch-ahead", prefetch_ahead, 0),
+        prompt_tokens, threads,
+    )  # fmt: skip
+    head = {"model": path.name, "form": form, "threads": threads or config.cores(), "prompt_tokens": prompt_tokens}
+    if steady is not None:
+        requests, problems = bench.steady(asked, steady, _teller())
+        told = {"benchmark": "weights steady"} | head | _steadiness(requests, problems)
+        if not as_json:
+            _show_steady(told)
+        print_json(told)
+        return
+    report = bench.run(asked, _teller())
+    drawn = plot is not None and weights_plot.draw(report.rows, f"{path.name}, {form}", plot)
+    if plot is not None and not drawn:
+        err.print(f"no plot: matplotlib is not installed; {weights_plot.INSTALL}", markup=False)
+    if not as_json:
+        _show_weights(report)
+    print_json({"benchmark": "weights"} | head | asdict(report) | {"plot": str(plot) if drawn else None})
+
+
+def _teller() -> Callable[[str], None]:
+    """Progress, if someone looks."""
+    if not sys.stderr.isatty():
+        return lambda text: None
+    return lambda text: err.print(text, style="dim", markup=False)
+
+
+def _shares(flag: str, text: str) -> list[float]:
+    try:
+        values = sorted({float(part) for part in text.split(",")})
+    except ValueError:
+        values = []
+    if not values or not all(0 < value <= 1 for value in values):
+        raise ConfigError(f"{flag} {text!r}: expected numbers above 0 and up to 1, separated by commas")
+    return values
 
 
 def _numbers(flag: str, text: str, least: int) -> list[int]:
@@ -102,3 +173,115 @@ def _show(rows: list[dict[str, Any]], report: dict[str, Any]) -> None:
         share = f"{row['bandwidth_share']:.0%}" if "bandwidth_share" in row else ""
         table.add_row(row["work"], row["runner"], f"{row['tok_s']:.1f}", f"± {row['spread']:.1%}", ratio, share)
     out.print(table)
+
+
+def _show_weights(report: Any) -> None:
+    out.print(f"{report.tensors} tensors, {human_bytes(report.total_bytes)}, {report.uses_per_pass} uses per pass")
+    uses = _table("access", "tensors", "first", "hit", "ratio", "least ratio", "same memory")
+    for one in report.access:
+        uses.add_row(
+            one.kind, str(one.tensors), f"{one.cold_median_s * 1e6:,.0f} µs", f"{one.hit_ns:.0f} ns",
+            f"{one.ratio:,.0f} x", f"{one.least_ratio:,.0f} x", "yes" if one.same_memory else "NO",
+        )  # fmt: skip
+    out.print(uses)
+    built = sum(one.cold_s for one in report.access)
+    read = (
+        f", read from the pack in {sum(one.pack_s for one in report.access):.2f} s" if report.access[0].pack_s else ""
+    )
+    out.print(f"all of them built from the model file in {built:.2f} s{read}\n", markup=False)
+
+    policies = list(dict.fromkeys(row.policy for row in report.traces))
+    rates = _table("hit rate, bytes", "budget", *policies, "optimum", "value/optimum")
+    for trace, budget, best, found in _by_budget(report):
+        ratio = f"{found['value'] / best:.3f}" if best else ""
+        rates.add_row(trace, f"{budget:.0%}", *(f"{found[name]:.1%}" for name in policies), f"{best:.1%}", ratio)
+    out.print(rates)
+    for note in report.notes:
+        out.print(note, markup=False)
+
+    real = _table("\nreal requests", "kept", "ahead", "waited", "tok/s", "CPU ms", "disk MB", "peak MiB")
+    for row in report.rows:
+        one = row.row
+        real.add_row(
+            f"{row.budget:.0%} {row.name}" if row.budget else row.name, f"{one.hit_rate:.1%}", f"{one.ring_rate:.1%}",
+            f"{one.miss_rate:.1%}", f"{one.tok_s:.1f} ±{one.spread:.0%}", f"{one.cpu_s * 1e3:.0f}",
+            f"{one.disk_bytes / 1e6:.1f}", f"{(one.peak_rss - one.import_rss) / 2**20:.0f}",
+        )  # fmt: skip
+    out.print(real)
+    out.print(
+        "shares of bytes; CPU time and bytes from disk per token; peak RSS above that after import\n", markup=False
+    )
+    if report.prefetch:
+        _show_prefetch(report)
+
+
+def _by_budget(report: Any) -> list[tuple[str, float, float, dict[str, float]]]:
+    """Trace, budget, optimum, and the hit rate of each policy."""
+    found: dict[tuple[str, float], tuple[float, dict[str, float]]] = {}
+    for row in report.traces:
+        found.setdefault((row.trace, row.budget), (row.optimum, {}))[1][row.policy] = row.hit_rate
+    for row in report.rows:
+        if 0 < row.budget < 1:
+            found.setdefault(("real passes", row.budget), (row.optimum, {}))[1][row.name] = row.row.hit_rate
+    return [(trace, budget, best, rates) for (trace, budget), (best, rates) in found.items()]
+
+
+def _show_prefetch(report: Any) -> None:
+    ahead = _table("layers ahead", "tok/s", "stall per token", "first token", "of request 1", "ring MiB")
+    for one in report.prefetch:
+        ahead.add_row(
+            str(one.ahead), f"{one.tok_s:.1f} ±{one.spread:.0%}", f"{one.stall_s * 1e3:.1f} ms",
+            f"{one.ttft_s * 1e3:.0f} ms", f"{one.cold_ttft_s * 1e3:.0f} ms", f"{one.ring_bytes / 2**20:.1f}",
+        )  # fmt: skip
+    out.print(ahead)
+    out.print(
+        f"recommended with a budget of {report.prefetch_budget:.0%}: --prefetch-ahead {report.recommended_ahead} "
+        "(the smallest within 3 % of the fastest)",
+        markup=False,
+    )
+
+
+def _table(*columns: str) -> Table:
+    """A table without lines; all columns but the first are to the right."""
+    table = Table(columns[0], box=None, header_style="bold", pad_edge=False)
+    for column in columns[1:]:
+        table.add_column(column, justify="right")
+    return table
+
+
+def _steadiness(requests: Any, problems: list[str]) -> dict[str, Any]:
+    from everwarm.bench.weights import variation
+
+    ttft, speed = [one.ttft_s for one in requests], [one.tok_s for one in requests]
+    median = statistics.median(ttft)
+    return {
+        "requests": [asdict(one) for one in requests],
+        "ttft_median_s": median,
+        "ttft_variation": variation(ttft),
+        "ttft_first_over_median": ttft[0] / median,
+        "ttft_worst_over_median": max(ttft) / median,
+        "tok_s_median": statistics.median(speed),
+        "tok_s_variation": variation(speed),
+        "prefill_tok_s_least": min(one.prefill_tok_s for one in requests),
+        "misses": sum(one.misses for one in requests),
+        "instances": sorted({one.instance for one in requests}),
+        "problems": problems,
+    }
+
+
+def _show_steady(told: dict[str, Any]) -> None:
+    table = _table("request", "first token", "prefill tok/s", "decode tok/s", "misses", "cache")
+    for number, one in enumerate(told["requests"], start=1):
+        table.add_row(
+            str(number), f"{one['ttft_s'] * 1e3:.1f} ms", f"{one['prefill_tok_s']:.0f}", f"{one['tok_s']:.1f}",
+            str(one["misses"]), one["instance"],
+        )  # fmt: skip
+    out.print(table)
+    out.print(
+        f"first token: median {told['ttft_median_s'] * 1e3:.1f} ms, request 1 {told['ttft_first_over_median']:.2f} x, "
+        f"worst {told['ttft_worst_over_median']:.2f} x of it, variation {told['ttft_variation']:.1%}; "
+        f"decode: median {told['tok_s_median']:.1f} tok/s, variation {told['tok_s_variation']:.1%}; "
+        f"prefill: at least {told['prefill_tok_s_least']:.0f} tok/s; {told['misses']} misses; "
+        f"{len(told['instances'])} weight cache; verify: {'; '.join(told['problems']) or 'no problem'}",
+        markup=False,
+    )

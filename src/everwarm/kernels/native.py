@@ -87,8 +87,15 @@ class NativeBackend:
         """Blocks of the file into a form's memory. A type without a form of its own is dequantised: wide, but exact."""
         if kind not in _PACKED:
             kind, blocks = "F32", dequantize().reshape(-1).view(np.uint8)
-        with self._stepping:  # the threads are shared with the steps
-            self.engine.pack(_native.Form(kind, *shape), blocks, out)
+        form = _native.Form(kind, *shape)
+        # The threads belong to the step that runs. It may be waiting for what is packed here, so don't wait for it.
+        if self._stepping.acquire(blocking=False):
+            try:
+                self.engine.pack(form, blocks, out)
+            finally:
+                self._stepping.release()
+        else:
+            _native.Engine("portable", 1).pack(form, blocks, out)
 
     def attach(self, kind: str, shape: tuple[int, ...], data: npt.NDArray[np.uint8]) -> _native.Form:
         """A form over memory that is already packed."""

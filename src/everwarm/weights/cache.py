@@ -90,7 +90,7 @@ class WeightCache:
         self.tracker = AccessTracker(window_s, clock)
         self._stages, self._stage_of_layer = stages(self._sizes)
         self._mapped = self.total_bytes <= self.budget
-        self._in_order = self._policy.needs_order and not self._mapped
+        self._in_order = self._watched = self._policy.needs_order and not self._mapped
 
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
@@ -140,10 +140,8 @@ class WeightCache:
         if tensor is None:
             return self._fetch(name)
         self._hits[name] += 1
-        if self._in_order:
-            self._policy.touch(name)
-        if _log.isEnabledFor(logging.DEBUG):
-            _log.debug("hit %s", name)
+        if self._watched:
+            self._note_hit(name)
         return tensor
 
     def enter(self, layer: int) -> None:
@@ -152,7 +150,7 @@ class WeightCache:
             return
         at = self._stage_of_layer.get(layer)
         if at is not None:
-            coming = [(at + k) % len(self._stages) for k in range(self._ahead + 1)]
+            coming = self._coming(at)
             self._drop_stale({name for stage in coming for name in self._stages[stage]})
             for stage in coming[1:]:
                 self._ask_ahead(self._stages[stage])
@@ -164,6 +162,7 @@ class WeightCache:
 
     def tick(self) -> None:
         """Once per forward pass: the tracker learns what was used."""
+        self._watched = self._in_order or _log.isEnabledFor(logging.DEBUG)
         now = self._clock()
         if now - self._history[-1][0] < self._window_s / 16:
             return
@@ -258,7 +257,7 @@ class WeightCache:
                     if pinned:
                         self._pinned[name] = 0
             self.budget, self._mapped = checked, mapped
-            self._in_order = self._policy.needs_order and not mapped
+            self._in_order = self._watched = self._policy.needs_order and not mapped
             self._refused.clear()
             self._wanted = None
             self._drop_stale(set())
@@ -518,6 +517,11 @@ class WeightCache:
             self._changed.notify_all()
         return built.tensor
 
+    def _note_hit(self, name: str) -> None:
+        _log.debug("hit %s", name)
+        if self._in_order:
+            self._policy.touch(name)
+
     def _note_miss(self, name: str) -> None:
         _log.debug("miss %s", name)
         if name in self._preloaded:
@@ -673,8 +677,16 @@ class WeightCache:
         if self._mapped:
             return 0
         streamed = [sum(self._sizes[n] for n in stage if n not in self._ready) for stage in self._stages]
-        count = len(streamed)
-        return max(sum(streamed[(at + k) % count] for k in range(min(self._ahead + 1, count))) for at in range(count))
+        return max(sum(streamed[stage] for stage in self._coming(at)) for at in range(len(streamed)))
+
+    def _coming(self, at: int) -> list[int]:
+        """A stage and those up to `ahead` layers later; behind the last layer comes what is outside, then the first."""
+        coming = [at]
+        layers = 0
+        while layers < self._ahead and (following := (coming[-1] + 1) % len(self._stages)) != at:
+            coming.append(following)
+            layers += following != len(self._stages) - 1
+        return coming
 
     def _ask_ahead(self, names: Iterable[str]) -> None:
         missing = [n for n in names if n not in self._ready and n not in self._flights and n not in self._queued]

@@ -1,0 +1,226 @@
+"""Proves what the weight cache is worth: what a first use costs and what a later one, which policy keeps how much of a
+model under which budget and how near that is to the best possible, and what it means for speed, memory and disk.
+
+In: a model, a form of its weights, budgets as shares of their bytes. Out: rows. Policies on synthetic traces are
+replayed (`weights_traces`); real requests run in a process of their own for each row (`weights_row`). `steady` asks
+whether speed stays the same, request after request, once everything is preloaded.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from everwarm.bench.optimum import optimum
+from everwarm.bench.weights_row import FILE, FORMS, NO_CACHE, PACK, WARMUP, Row, Setup, measure, prompt
+from everwarm.bench.weights_traces import TraceRow, record_pass, synthetic_rows
+from everwarm.errors import ConfigError
+from everwarm.llm import LLM, load
+from everwarm.weights.cache import AHEAD, WeightCache
+from everwarm.weights.memory import Buffers
+from everwarm.weights.place import largest_layer
+from everwarm.weights.policy import POLICIES
+from everwarm.weights.source import FileSource, PackSource
+
+NEAR = 0.03  # a smaller `--prefetch-ahead` is as good as the best one if it is this near
+_HITS = 2000
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What to measure."""
+
+    model: Path
+    form: str
+    budgets: Sequence[float]
+    passes: int
+    ahead: Sequence[int]
+    prompt_tokens: int
+    threads: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """First use against later uses of tensors of one kind: medians over tensors, and the least ratio."""
+
+    kind: str  # matrices or vectors
+    tensors: int
+    bytes: int
+    cold_s: float  # all of them, built from the model file
+    pack_s: float | None  # all of them, read from the pack
+    cold_median_s: float
+    hit_ns: float
+    ratio: float
+    least_ratio: float
+    same_memory: bool  # every hit returned what the first use had built
+
+
+@dataclass(frozen=True, slots=True)
+class RealRow:
+    """Real requests under one budget, beside the optimum for their trace."""
+
+    name: str
+    budget: float
+    optimum: float
+    row: Row
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything but steadiness."""
+
+    total_bytes: int
+    tensors: int
+    least_budget: int
+    uses_per_pass: int
+    access: list[Access]
+    traces: list[TraceRow]
+    notes: list[str]
+    rows: list[RealRow]
+    prefetch_budget: float | None
+    prefetch: list[Row]
+    recommended_ahead: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One of the consecutive requests."""
+
+    ttft_s: float
+    prefill_tok_s: float
+    tok_s: float
+    misses: int
+    instance: str  # of the weight cache
+
+
+def run(asked: Asked, tell: Tell) -> Report:
+    """Measure everything, the quick things first."""
+    tell("opening the model")
+    with load(asked.model, backend=FORMS[asked.form], threads=asked.threads, pack="on") as llm:
+        sizes = dict(llm._source.sizes)
+        total, least = sum(sizes.values()), largest_layer(sizes)
+        for share in asked.budgets:
+            if int(share * total) < least:
+                raise ConfigError(
+                    f"--budgets {share:g}: {int(share * total):,} bytes are below what the largest layer of this model "
+                    f"needs: give at least {least / total + 0.00005:.4f}"
+                )
+        tell("one forward pass, recorded")
+        trace = record_pass(llm)
+        tell("first and later uses")
+        access = measure_access(llm)
+    partial = [share for share in asked.budgets if int(share * total) < total]
+    tell("policies on synthetic traces")
+    traces = synthetic_rows(sizes, partial)
+    largest = max(sizes, key=sizes.__getitem__)
+    notes = [
+        f"{share:.0%}: {largest} alone ({sizes[largest]:,} bytes) exceeds the budget ({int(share * total):,}): the "
+        "optimum would keep a part of it, the cache keeps whole tensors only"
+        for share in partial
+        if sizes[largest] > share * total
+    ]
+
+    def setup(share: float, policy: str, ahead: int = AHEAD, source: str = PACK) -> Setup:
+        budget = least if policy == NO_CACHE else int(share * total)
+        return Setup(
+            str(asked.model), asked.form, budget, policy, ahead, asked.passes, asked.prompt_tokens, source,
+            asked.threads,
+        )  # fmt: skip
+
+    rows = []
+    for source in (FILE, PACK) if asked.form == "packed" else (FILE,):
+        name = "no cache: file" if source == FILE else "no cache: pack"
+        tell(name)
+        rows.append(RealRow(name, 0.0, 0.0, measure(setup(0.0, NO_CACHE, source=source))))
+    for share in asked.budgets:
+        best = optimum(trace * (WARMUP + asked.passes), sizes, int(share * total), len(trace) * WARMUP)
+        for policy in POLICIES if share in partial else ("value",):
+            tell(f"real requests: budget {share:g}, {policy}")
+            name = policy if share in partial else "all kept"
+            rows.append(RealRow(name, share, best, measure(setup(share, policy))))
+    prefetch = []
+    for ahead in asked.ahead if partial else ():
+        tell(f"real requests: {ahead} layers ahead")
+        prefetch.append(measure(setup(min(partial), "value", ahead)))
+    return Report(
+        total, len(sizes), least, len(trace), access, traces, notes, rows,
+        min(partial) if prefetch else None, prefetch, recommend(prefetch),
+    )  # fmt: skip
+
+
+def recommend(rows: Sequence[Row]) -> int | None:
+    """The fewest layers ahead that are as fast as the best, or nearly."""
+    best = max((row.tok_s for row in rows), default=0.0)
+    return min((row.ahead for row in rows if row.tok_s >= (1 - NEAR) * best), default=None)
+
+
+def measure_access(llm: LLM) -> list[Access]:
+    """Time the first use of every tensor, then many later ones. One tensor at a time is in memory."""
+    source = FileSource(llm._file, llm.backend)
+    pack = llm._source if isinstance(llm._source, PackSource) else None
+    cache = WeightCache(source, sum(source.sizes.values()))
+    buffers = Buffers(spare_bytes=max(source.sizes.values()))
+    found: dict[str, list[tuple[int, float, float, float, bool]]] = {}
+    for name, size in source.sizes.items():
+        started = time.perf_counter()
+        tensor = cache.get(name)
+        cold_s = time.perf_counter() - started
+        started = time.perf_counter()
+        for _ in range(_HITS):
+            cache.get(name)
+        hit_s = (time.perf_counter() - started) / _HITS
+        again = cache.get(name)
+        same = again is tensor and (not isinstance(tensor, np.ndarray) or again.ctypes.data == tensor.ctypes.data)
+        started = time.perf_counter()
+        if pack is not None:
+            pack.build(name, buffers)
+        read_s = time.perf_counter() - started
+        del tensor, again
+        cache.evict([name])
+        vector = len(llm._file.tensors[name].shape) == 1
+        found.setdefault("vectors" if vector else "matrices", []).append((size, cold_s, read_s, hit_s, same))
+    cache.close()
+    return [
+        Access(
+            kind=kind,
+            tensors=len(rows),
+            bytes=sum(size for size, *_ in rows),
+            cold_s=sum(cold for _, cold, *_ in rows),
+            pack_s=sum(read for _, _, read, *_ in rows) if pack else None,
+            cold_median_s=statistics.median(cold for _, cold, *_ in rows),
+            hit_ns=statistics.median(hit for *_, hit, _ in rows) * 1e9,
+            ratio=statistics.median(cold / hit for _, cold, _, hit, _ in rows),
+            least_ratio=min(cold / hit for _, cold, _, hit, _ in rows),
+            same_memory=all(same for *_, same in rows),
+        )
+        for kind, rows in found.items()
+    ]
+
+
+def steady(asked: Asked, requests: int, tell: Tell) -> tuple[list[Request], list[str]]:
+    """Consecutive requests after `preload`, none of them to warm up; and what `verify` found before and after."""
+    tell("loading everything")
+    done = []
+    with load(asked.model, backend=FORMS[asked.form], threads=asked.threads, pack="on", verify="eager") as llm:
+        llm.weights.preload()
+        problems = llm.weights.verify()
+        for number in range(requests):
+            tell(f"request {number + 1} of {requests}")
+            ids = prompt(asked.prompt_tokens, llm.config.vocab_size, number)
+            misses = llm.weights.totals().misses
+            one = llm.generate(tokens=ids, max_tokens=asked.passes, ignore_eos=True, temperature=0.0)
+            missed = llm.weights.totals().misses - misses
+            speed = one.decode_tok_s or 1 / one.ttft_s
+            done.append(Request(one.ttft_s, len(ids) / one.ttft_s, speed, missed, llm.weights.instance))
+        problems += llm.weights.verify()
+    return done, [f"{problem.tensor} {problem.what}" for problem in problems]
+
+
+def variation(values: Sequence[float]) -> float:
+    """Coefficient of variation: standard deviation over mean."""
+    return statistics.pstdev(values) / statistics.fmean(values)

@@ -1,0 +1,196 @@
+"""The weights benchmark: what it prints, and that it measures what it says. Timing itself decides nothing here."""
+
+import builtins
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everwarm.bench.optimum import optimum
+from everwarm.bench.weights import recommend, variation
+from everwarm.bench.weights_row import Row, Setup, measure
+from everwarm.bench.weights_traces import StandIn, record_pass, replay, synthetic_rows
+from everwarm.cli.app import run
+from everwarm.errors import ConfigError
+from everwarm.llm import load
+from everwarm.weights.cache import WeightCache
+from everwarm.weights.policy import POLICIES
+from tiny import Tiny
+
+LAYERS = 8
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, home: Path) -> Path:
+    Tiny(type="Q4_0", layers=LAYERS, context=512).write(tmp_path / "tiny.gguf")
+    return tmp_path / "tiny.gguf"
+
+
+def weights(capfd: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, list[str], str]:
+    capfd.readouterr()
+    code = run(["bench", "weights", *map(str, arguments)])
+    captured = capfd.readouterr()
+    return code, captured.out.splitlines(), captured.err
+
+
+@pytest.mark.parametrize("form", ["packed", "f32"])
+def test_tables_then_one_line_of_json(tiny: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], form: str) -> None:
+    picture = tmp_path / "weights.png"
+    code, lines, _ = weights(
+        capfd, tiny, "--form", form, "--budgets", "0.5,1", "--passes", 6, "--prefetch-ahead", "0,1", "--plot", picture
+    )
+    assert code == 0
+    report = json.loads(lines[-1])
+    assert (report["benchmark"], report["form"], report["tensors"]) == ("weights", form, 9 * LAYERS + 2)
+    assert all(access["same_memory"] and access["hit_ns"] > 0 for access in report["access"])
+    uncached = ["no cache: file", "no cache: pack"] if form == "packed" else ["no cache: file"]
+    assert [row["name"] for row in report["rows"]] == [*uncached, "value", "lru", "pinned-prefix", "all kept"]
+    for one in (row["row"] for row in report["rows"]):
+        assert one["tok_s"] > 0
+        assert one["peak_rss"] >= one["import_rss"] > 0
+        assert one["hit_rate"] + one["ring_rate"] + one["miss_rate"] == pytest.approx(1)
+    assert report["rows"][-1]["row"]["hit_rate"] == 1
+    assert [one["ahead"] for one in report["prefetch"]] == [0, 1]
+    assert report["prefetch"][0]["ring_rate"] == 0  # nothing is read ahead
+    assert report["recommended_ahead"] in (0, 1)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert any("recommended" in line for line in lines)
+
+
+def test_no_policy_hits_more_than_the_optimum(tiny: Path) -> None:
+    with load(tiny) as llm:
+        sizes = dict(llm.weights._source.sizes)
+    for row in synthetic_rows(sizes, [0.3, 0.6]):
+        assert 0 <= row.hit_rate <= row.optimum + 1e-9, row
+        if row.trace == "scan":
+            assert row.hit_rate == 0 if row.policy == "lru" else row.hit_rate > 0.9 * row.optimum
+
+
+def test_a_replay_is_the_same_every_time(tiny: Path) -> None:
+    with load(tiny) as llm:
+        sizes = dict(llm.weights._source.sizes)
+    assert synthetic_rows(sizes, [0.4]) == synthetic_rows(sizes, [0.4])
+
+
+def test_warm_up_does_not_count() -> None:
+    sizes = {f"blk.{layer}.x": 10 for layer in range(4)}
+    counts = replay(list(sizes) * 32, sizes, 40, "value")
+    assert (counts.misses, counts.hits) == (0, 4 * 16)
+
+
+def test_the_trace_of_a_pass_is_the_models_own(tiny: Path) -> None:
+    with load(tiny) as llm:
+        trace = record_pass(llm)
+        assert llm.weights.stats().uses == 0
+        assert sorted(set(trace)) == sorted(llm._file.tensors)
+    assert trace.count("token_embd.weight") == 2  # a tied model: to embed, and for the logits
+    assert len(trace) == 9 * LAYERS + 3
+    assert (trace[0], trace[-1]) == ("token_embd.weight", "token_embd.weight")
+
+
+def test_lru_hits_what_ends_one_pass_and_begins_the_next_and_nothing_else(tiny: Path) -> None:
+    with load(tiny) as llm:
+        sizes, trace = dict(llm.weights._source.sizes), record_pass(llm)
+    budget = sum(sizes.values()) // 2
+    row = measure(Setup(str(tiny), "packed", budget, "lru", 1, 12, 4))
+    assert row.hit_rate <= sizes["token_embd.weight"] / sum(sizes[name] for name in trace) + 1e-9
+    assert row.hit_rate <= optimum(trace * 20, sizes, budget, len(trace))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_first_use_of_what_was_read_ahead_is_no_hit(policy: str) -> None:
+    """Even if it is kept from then on: its bytes were read for that use."""
+    sizes = {f"blk.{layer}.x": 10 for layer in range(4)}
+    cache = WeightCache(StandIn(sizes), 20, policy)
+    cache.prefetch(1)
+    for _ in range(1000):
+        if cache.stats().materialise_s:
+            break
+        time.sleep(0.01)
+    cache.get("blk.1.x")
+    first = cache.stats()
+    cache.get("blk.1.x")
+    counts = cache.stats() - first
+    cache.close()
+    assert (first.hits, first.prefetch_hits, first.misses) == (0, 1, 0)
+    assert (counts.hits, counts.prefetch_hits, counts.misses) == (1, 0, 0)
+
+
+def test_a_row_that_fails_says_why(tiny: Path) -> None:
+    with pytest.raises(ConfigError, match="largest layer"):
+        measure(Setup(str(tiny), "packed", 10, "value", 1, 4, 4))
+
+
+def test_steady_requests(tiny: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    code, lines, _ = weights(capfd, tiny, "--steady", 4, "--passes", 5, "--prompt-tokens", 20)
+    assert code == 0
+    assert "first token" in lines[0]
+    report = json.loads(lines[-1])
+    assert len(report["requests"]) == 4
+    assert all(one["prefill_tok_s"] > 0 and one["tok_s"] > 0 for one in report["requests"])
+    assert report["misses"] == 0
+    assert len(report["instances"]) == 1
+    assert report["problems"] == []
+
+
+def test_json_is_all_there_is_if_asked(tiny: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    _, lines, _ = weights(capfd, tiny, "--steady", 2, "--passes", 2, "--json")
+    (report,) = map(json.loads, lines)
+    assert report["benchmark"] == "weights steady"
+
+
+def test_without_matplotlib_there_is_no_plot_but_all_the_rest(
+    tiny: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *arguments: Any, **named: Any) -> Any:
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return real(name, *arguments, **named)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    code, lines, err = weights(
+        capfd, tiny, "--budgets", 1, "--passes", 2, "--prefetch-ahead", 0, "--plot", tmp_path / "w.png", "--json"
+    )
+    assert code == 0
+    assert "everwarm[plot]" in err
+    assert err.count("\n") == 1
+    assert json.loads(lines[-1])["plot"] is None
+
+
+def test_the_smallest_that_is_nearly_the_fastest_is_recommended() -> None:
+    row = Row("value", 1, 0, *[0.0] * 10, *[0] * 6)
+    rows = [replace(row, ahead=ahead, tok_s=speed) for ahead, speed in [(0, 90.0), (1, 98.0), (2, 97.5), (4, 100.0)]]
+    assert recommend(rows) == 1
+    assert recommend([]) is None
+
+
+def test_variation() -> None:
+    assert variation([5.0, 5.0]) == 0
+    assert variation([90.0, 110.0]) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--budgets", "0"], "--budgets"),
+        (["--budgets", "1.5"], "--budgets"),
+        (["--budgets", "half"], "--budgets"),
+        (["--budgets", "0.01"], "largest layer"),
+        (["--form", "f64"], "f64"),
+        (["--prefetch-ahead", "-1"], "--prefetch-ahead"),
+        (["--plot", "nowhere/w.png"], "nowhere"),
+        (["--plot", "w.txt"], "w.txt"),
+    ],
+)
+def test_bad_arguments_are_one_line(
+    tiny: Path, capfd: pytest.CaptureFixture[str], arguments: list[str], named: str
+) -> None:
+    code, _, err = weights(capfd, tiny, *arguments)
+    assert code == 2
+    assert named in err
+    assert err.count("\n") == 1

@@ -1,0 +1,139 @@
+"""Weights read from a pack as they are needed: the same bytes, and what becomes of files that change meanwhile."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import everwarm
+from everwarm.errors import PackError
+from everwarm.weights import memory, pack
+from everwarm.weights.memory import Buffers
+from everwarm.weights.pack import Pack
+from tiny import Tiny
+
+PROMPT = list(range(40, 60))
+
+
+@pytest.fixture
+def model(tmp_path: Path, home: Path) -> Path:
+    path = tmp_path / "tiny.gguf"
+    Tiny(type="Q4_K", layers=6, tied=False).write(path)
+    everwarm.load(path).close()
+    return path
+
+
+def the_pack(home: Path) -> Path:
+    (path,) = (home / "packs").iterdir()
+    return path
+
+
+def _buffered(path: Path) -> tuple[int, bool]:
+    return os.open(path, os.O_RDONLY), False
+
+
+def _refusing(path: Path) -> tuple[int, bool]:
+    """A file system that opens for direct reading, but reads into no odd place: here, a page is one byte too high."""
+    return os.open(path, os.O_RDONLY), True
+
+
+@pytest.mark.parametrize("opened", [memory.open_for_streaming, _buffered])
+def test_what_is_read_is_what_is_mapped(
+    model: Path, home: Path, opened: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pack, "open_for_streaming", opened)
+    file, buffers = Pack(the_pack(home)), Buffers(1 << 20)
+    for _ in range(2):  # the second time in memory that was used before
+        for name in file.entries:
+            data = file.read(name, buffers)
+            assert data.ctypes.data % 64 == 0
+            assert (data == file.data(name)).all()
+    file.close()
+
+
+def test_where_direct_reading_fails_it_is_read_through_the_cache(
+    model: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, failed = os.preadv, []
+
+    def preadv(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+        if not failed:
+            failed.append(descriptor)
+            raise OSError(22, "Invalid argument")
+        return real(descriptor, buffers, offset)
+
+    monkeypatch.setattr(pack, "open_for_streaming", _refusing)
+    monkeypatch.setattr(os, "preadv", preadv)
+    file = Pack(the_pack(home))
+    for name in file.entries:
+        assert (file.read(name, Buffers()) == file.data(name)).all()
+    assert failed
+    file.close()
+
+
+def test_a_read_error_reaches_the_caller_and_the_cache_goes_on(
+    model: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with everwarm.load(model) as llm:
+        expected = llm.logits(PROMPT)
+    with everwarm.load(model, weight_budget="50%", prefetch="off", verify="eager") as llm:
+        assert (llm.logits(PROMPT) == expected).all()
+        with monkeypatch.context() as broken:
+            broken.setattr(os, "preadv", _fails)
+            with pytest.raises(PackError, match="can't be read at"):
+                llm.logits(PROMPT)
+        assert (llm.logits(PROMPT) == expected).all()
+        assert llm.weights.stats().resident_bytes <= llm.weights.budget
+
+
+def _fails(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+    raise OSError(5, "Input/output error")
+
+
+def test_a_pack_that_is_cut_under_a_running_process_is_an_error_and_no_crash(model: Path, home: Path) -> None:
+    with everwarm.load(model, weight_budget="50%", prefetch="off", verify="eager") as llm:
+        llm.logits(PROMPT)
+        path = the_pack(home)
+        whole = path.read_bytes()
+        os.truncate(path, 8192)
+        with pytest.raises(PackError, match="ends at"):
+            llm.logits(PROMPT)
+        path.write_bytes(whole)
+        assert llm.logits(PROMPT).shape == (len(PROMPT), 260)
+
+
+@pytest.mark.parametrize("budget", ["50%", "100%"])
+def test_files_that_are_replaced_under_a_running_process_change_nothing(model: Path, home: Path, budget: str) -> None:
+    with everwarm.load(model, weight_budget=budget) as llm:
+        expected = llm.logits(PROMPT)
+        for path in (model, the_pack(home)):
+            other = path.with_name("other")
+            other.write_bytes(np.random.default_rng(0).bytes(path.stat().st_size))
+            other.replace(path)
+        for _ in range(3):
+            assert (llm.logits(PROMPT) == expected).all()
+
+
+def test_an_altered_pack_is_noticed_and_mended_while_streaming(
+    model: Path, home: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with everwarm.load(model) as llm:
+        expected = llm.logits(PROMPT)
+    path = the_pack(home)
+    data = bytearray(path.read_bytes())
+    data[-5000] ^= 0xFF
+    path.write_bytes(data)
+    with everwarm.load(model, weight_budget="50%", verify="eager") as llm:
+        assert "was altered" in caplog.text
+        for _ in range(2):
+            assert (llm.logits(PROMPT) == expected).all()
+
+
+def test_packing_in_the_background_does_not_wait_for_the_step_that_waits_for_it(model: Path) -> None:
+    with everwarm.load(model, pack="off") as llm:
+        expected = llm.logits(PROMPT)
+    with everwarm.load(model, pack="off", weight_budget="50%", prefetch_ahead=2) as llm:
+        for _ in range(20):
+            assert (llm.logits(PROMPT) == expected).all()
+        assert llm.weights.stats().prefetch_hits > 0
