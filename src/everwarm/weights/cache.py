@@ -501,7 +501,7 @@ class WeightCache:
             when_unused(built.root, self._dead.append, size)
             self._builds[name] += 1
             self._materialise_s[name] += elapsed
-            self.tracker.materialised(name, elapsed)
+            self.tracker.materialised(name, elapsed if built.cost_s is None else built.cost_s)
             if counter is not None:
                 counter[name] += 1
             if not preload and not prefetch:

@@ -6,6 +6,7 @@ built and opened if there is none, and left out (with one warning) where it can'
 
 import logging
 import math
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -36,6 +37,7 @@ class Built:
     tensor: Weight
     data: U8
     root: npt.NDArray[Any]
+    cost_s: float | None = None  # of building it with the processor to oneself; None: the time that it took
 
 
 class Source(Protocol):
@@ -64,6 +66,7 @@ class FileSource:
         self.sizes = {name: _planned(backend, info)[1] for name, info in file.tensors.items()}
 
     def build(self, name: str, buffers: Buffers | None) -> Built:
+        started = time.thread_time()
         data = self._file.data(name)
         info = self._file.tensors[name]
 
@@ -72,11 +75,12 @@ class FileSource:
 
         if not isinstance(self._backend, NativeBackend) or len(info.shape) == 1:
             array = floats()
-            return Built(array, array.reshape(-1).view(np.uint8), root_of(array))
+            return Built(array, array.reshape(-1).view(np.uint8), root_of(array), time.thread_time() - started)
         kind, size = self._backend.plan(info.type.name, info.shape)
         memory = (buffers or Buffers()).take(size)[:size]
         self._backend.pack_into(info.type.name, info.shape, data, floats, memory)
-        return Built(self._backend.attach(kind, info.shape, memory), memory, root_of(memory))
+        tensor = self._backend.attach(kind, info.shape, memory)
+        return Built(tensor, memory, root_of(memory), time.thread_time() - started)
 
     def checksum(self, name: str) -> str | None:
         return None
