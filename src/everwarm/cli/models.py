@@ -74,7 +74,7 @@ def _budget(file: Any, weight_budget: str) -> dict[str, int] | None:
     """What the budget would mean with native kernels; None if they have no form for some tensor."""
     from everwarm.kernels import _native
     from everwarm.kernels.native import NativeBackend
-    from everwarm.weights.cache import plan_budget
+    from everwarm.weights.plan import plan_budget
     from everwarm.weights.source import FileSource
 
     try:

@@ -5,7 +5,7 @@ context in which operations may be called; what they return is valid until the s
 caller's to keep.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -97,11 +97,6 @@ class Backend(Protocol):
 
     def spent(self) -> Mapping[str, float]:
         """Seconds that operations took since the backend was made: `products`, `attention`, `other`."""
-
-    def weight(
-        self, kind: str, shape: tuple[int, ...], blocks: npt.NDArray[np.uint8], dequantize: Callable[[], F32]
-    ) -> Weight:
-        """A tensor of GGUF type `kind` in the form that this backend computes with. Vectors are f32 arrays."""
 
     def new_kv(self, shape: KVShape, capacity: int) -> KV: ...
 

@@ -61,16 +61,6 @@ class NativeBackend:
     def spent(self) -> dict[str, float]:
         return self.engine.spent
 
-    def weight(
-        self, kind: str, shape: tuple[int, ...], blocks: npt.NDArray[np.uint8], dequantize: Callable[[], F32]
-    ) -> "_native.Form | F32":
-        if len(shape) == 1:
-            return dequantize()
-        form_kind, size = self.plan(kind, shape)
-        memory = aligned_bytes(size)
-        self.pack_into(kind, shape, blocks, dequantize, memory)
-        return self.attach(form_kind, shape, memory)
-
     def plan(self, kind: str, shape: tuple[int, ...]) -> tuple[str, int]:
         """The kind of form that a matrix of GGUF type `kind` gets, and its bytes."""
         form_kind = kind if kind in _PACKED else "F32"

@@ -107,11 +107,6 @@ class ReferenceBackend:
     def spent(self) -> dict[str, float]:
         return dict(self._spent)
 
-    def weight(
-        self, kind: str, shape: tuple[int, ...], blocks: npt.NDArray[np.uint8], dequantize: Callable[[], F32]
-    ) -> F32:
-        return dequantize()
-
     def new_kv(self, shape: KVShape, capacity: int) -> ReferenceKV:
         return ReferenceKV(shape, capacity)
 

@@ -14,16 +14,17 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from everwarm.config import Share
 from everwarm.errors import ConfigError, RequestError
 from everwarm.kernels.backend import Weight
+from everwarm.weights.counters import Counters
 from everwarm.weights.memory import U8, Buffers, available_bytes, lock_in_ram, resident_share, touch, when_unused
 from everwarm.weights.pack import checksum
-from everwarm.weights.place import largest_layer, place_of, stages
+from everwarm.weights.place import coming, largest_layer, place_of, ring_bytes, stages
 from everwarm.weights.policy import POLICIES, Item
 from everwarm.weights.source import Built, Source
 from everwarm.weights.stats import Counts, WeightStats
@@ -106,14 +107,9 @@ class WeightCache:
         self._kept_bytes = self._live_bytes = self._peak_bytes = 0
         self._dead: deque[int] = deque()  # sizes of memory that nobody uses any more; appended to by finalizers
 
-        zero = dict.fromkeys(self._sizes, 0)
-        self._hits, self._misses, self._builds = zero.copy(), zero.copy(), zero.copy()
-        self._prefetch_hits, self._prefetch_wasted = zero.copy(), zero.copy()
-        self._preloads, self._evictions = zero.copy(), zero.copy()
-        self._materialise_s, self._stall_s = dict.fromkeys(self._sizes, 0.0), dict.fromkeys(self._sizes, 0.0)
+        self._counters = Counters(self._sizes, window_s, clock())
+        self._hits = self._counters.hits
         self._unexpected = 0
-        self._counted = zero.copy()  # uses that the tracker has been told
-        self._history: deque[tuple[float, Counts]] = deque([(clock(), Counts())])
         self._warned = False
 
         self._queue: deque[str] = deque()
@@ -150,9 +146,9 @@ class WeightCache:
             return
         at = self._stage_of_layer.get(layer)
         if at is not None:
-            coming = self._coming(at)
-            self._drop_stale({name for stage in coming for name in self._stages[stage]})
-            for stage in coming[1:]:
+            needed = coming(at, len(self._stages), self._ahead)
+            self._drop_stale({name for stage in needed for name in self._stages[stage]})
+            for stage in needed[1:]:
                 self._ask_ahead(self._stages[stage])
 
     def prefetch(self, layer: int) -> None:
@@ -164,7 +160,7 @@ class WeightCache:
         """Once per forward pass: the tracker learns what was used."""
         self._watched = self._in_order or _log.isEnabledFor(logging.DEBUG)
         now = self._clock()
-        if now - self._history[-1][0] < self._window_s / 16:
+        if not self._counters.is_time(now):
             return
         with self._lock:
             self._tell_tracker(now)
@@ -354,7 +350,7 @@ class WeightCache:
         """Counters since the cache was made, and what it holds now."""
         with self._lock:
             self._settle()
-            by_tensor = {name: self._counts(name) for name in self._sizes}
+            by_tensor = {name: self._counters.of(name) for name in self._sizes}
             total = Counts()
             layers: dict[int, Counts] = {}
             for name, counts in by_tensor.items():
@@ -378,7 +374,7 @@ class WeightCache:
                 peak_bytes=self._peak_bytes,
                 ring_bytes=self._ring_bytes(),
                 unexpected_misses=self._unexpected,
-                window=total - self._at_window_start(),
+                window=total - self._counters.at_window_start(self._clock()),
                 window_s=self._window_s,
                 layers=layers,
                 by_tensor=by_tensor,
@@ -386,15 +382,7 @@ class WeightCache:
 
     def totals(self) -> Counts:
         """Just the counters, cheaply enough to ask before and after each generation."""
-        return Counts(
-            hits=sum(self._hits.values()),
-            prefetch_hits=sum(self._prefetch_hits.values()),
-            misses=sum(self._misses.values()),
-            preloaded=sum(self._preloads.values()),
-            evictions=sum(self._evictions.values()),
-            materialise_s=sum(self._materialise_s.values()),
-            stall_s=sum(self._stall_s.values()),
-        )
+        return self._counters.totals()
 
     # Inside
 
@@ -441,7 +429,7 @@ class WeightCache:
                     break
                 if flight.by_prefetch and flight.done.is_set():
                     del self._flights[name]
-                    self._prefetch_hits[name] += 1
+                    self._counters.prefetch_hits[name] += 1
                     if flight.built is not None:
                         self._keep(name, flight.built, pinned=False)
                     self._changed.notify_all()
@@ -450,13 +438,13 @@ class WeightCache:
             started = time.perf_counter()
             flight.done.wait()
             with self._lock:
-                self._stall_s[name] += time.perf_counter() - started
+                self._counters.stall_s[name] += time.perf_counter() - started
                 if flight.error is not None:
                     raise flight.error
                 if not flight.by_prefetch:
                     self._hits[name] += 1
                     return flight.tensor
-        return self._materialise(name, flight, self._misses)
+        return self._materialise(name, flight, self._counters.misses)
 
     def _preload_one(self, name: str) -> bool:
         """Keep and pin one tensor. Whether this call materialised it."""
@@ -475,12 +463,12 @@ class WeightCache:
             flight.done.wait()
             if flight.error is not None:
                 raise flight.error
-        self._materialise(name, flight, self._preloads)
+        self._materialise(name, flight, self._counters.preloads)
         return True
 
     def _materialise(self, name: str, flight: _Flight, counter: dict[str, int] | None) -> Weight:
         """Build or read one tensor, without the lock; then keep it if there is room, else just hand it over."""
-        preload, prefetch = counter is self._preloads, counter is None
+        preload, prefetch = counter is self._counters.preloads, counter is None
         started = time.perf_counter()
         try:
             built = self._source_of(name).build(name, None if self._mapped else self._buffers)
@@ -499,13 +487,13 @@ class WeightCache:
             self._live_bytes += size
             self._peak_bytes = max(self._peak_bytes, self._live_bytes)
             when_unused(built.root, self._dead.append, size)
-            self._builds[name] += 1
-            self._materialise_s[name] += elapsed
+            self._counters.builds[name] += 1
+            self._counters.materialise_s[name] += elapsed
             self.tracker.materialised(name, elapsed if built.cost_s is None else built.cost_s)
             if counter is not None:
                 counter[name] += 1
             if not preload and not prefetch:
-                self._stall_s[name] += elapsed
+                self._counters.stall_s[name] += elapsed
                 self._note_miss(name)
             flight.tensor = built.tensor
             if prefetch and not self._mapped:
@@ -542,15 +530,15 @@ class WeightCache:
         known = self._source_of(name).checksum(name)
         self._preloaded[name] = checksum(built.data) if known is None else None
 
-    def _keep(self, name: str, built: Built, pinned: bool) -> bool:
+    def _keep(self, name: str, built: Built, pinned: bool) -> None:
         """Put a tensor into the place that the policy gives it."""
         if not self._mapped and not pinned:
             if name in self._refused or (self._wanted is not None and name not in self._wanted):
-                return False
+                return
             victims = self._room_for(name)
             if victims is None:
                 self._refused.add(name)
-                return False
+                return
             for victim in victims:
                 self._evict(victim)
         elif pinned:
@@ -563,7 +551,6 @@ class WeightCache:
         self._kept_bytes += self._sizes[name]
         if pinned:
             self._pin(name)
-        return True
 
     def _room_for(self, name: str) -> list[str] | None:
         """Whom to evict for it; None if it should not be kept."""
@@ -591,7 +578,7 @@ class WeightCache:
         _log.debug("evict %s", name)
         del self._ready[name], self._data[name]
         self._kept_bytes -= self._sizes[name]
-        self._evictions[name] += 1
+        self._counters.evictions[name] += 1
         self._refused.clear()
 
     def _item(self, name: str) -> Item:
@@ -603,7 +590,7 @@ class WeightCache:
         return Item(name, self._sizes[name], 0.0, 0.0)
 
     def _guess_s(self, name: str) -> float:
-        """Seconds to materialise what never was: as others of its size took, else as a slow disk would."""
+        """Seconds to materialise what never was: as a disk of 1 GB/s would take."""
         return self._sizes[name] / 1e9
 
     def _density(self, name: str) -> float:
@@ -630,45 +617,10 @@ class WeightCache:
             self._live_bytes -= self._dead.popleft()
 
     def _tell_tracker(self, now: float) -> None:
-        for name, hits in self._hits.items():
-            used = hits + self._prefetch_hits[name] + self._misses[name]
-            if used > self._counted[name]:
-                self.tracker.record(name, used - self._counted[name])
-                self._counted[name] = used
+        for name, uses in self._counters.new_uses():
+            self.tracker.record(name, uses)
         self.tracker.tick()
-        if now - self._history[-1][0] >= self._window_s / 16:
-            self._history.append((now, self._all_counts()))
-            while self._history[0][0] < now - self._window_s:
-                self._history.popleft()
-
-    def _at_window_start(self) -> Counts:
-        start = self._clock() - self._window_s
-        return next((counts for at, counts in self._history if at >= start), self._history[-1][1])
-
-    def _all_counts(self) -> Counts:
-        total = Counts()
-        for name in self._sizes:
-            total = total + self._counts(name)
-        return total
-
-    def _counts(self, name: str) -> Counts:
-        size, hits, builds = self._sizes[name], self._hits[name], self._builds[name]
-        ahead, misses = self._prefetch_hits[name], self._misses[name]
-        mean_s = self._materialise_s[name] / builds if builds else 0.0
-        return Counts(
-            hits=hits,
-            prefetch_hits=ahead,
-            misses=misses,
-            preloaded=self._preloads[name],
-            evictions=self._evictions[name],
-            prefetch_wasted=self._prefetch_wasted[name],
-            hit_bytes=hits * size,
-            prefetch_hit_bytes=ahead * size,
-            miss_bytes=misses * size,
-            materialise_s=self._materialise_s[name],
-            stall_s=self._stall_s[name],
-            time_saved_s=hits * mean_s,
-        )
+        self._counters.remember(now)
 
     # The ring
 
@@ -677,16 +629,7 @@ class WeightCache:
         if self._mapped:
             return 0
         streamed = [sum(self._sizes[n] for n in stage if n not in self._ready) for stage in self._stages]
-        return max(sum(streamed[stage] for stage in self._coming(at)) for at in range(len(streamed)))
-
-    def _coming(self, at: int) -> list[int]:
-        """A stage and those up to `ahead` layers later; behind the last layer comes what is outside, then the first."""
-        coming = [at]
-        layers = 0
-        while layers < self._ahead and (following := (coming[-1] + 1) % len(self._stages)) != at:
-            coming.append(following)
-            layers += following != len(self._stages) - 1
-        return coming
+        return ring_bytes(streamed, self._ahead)
 
     def _ask_ahead(self, names: Iterable[str]) -> None:
         missing = [n for n in names if n not in self._ready and n not in self._flights and n not in self._queued]
@@ -729,13 +672,13 @@ class WeightCache:
         self._buffers.spare_bytes = self._ring_bytes()
         return on_the_way <= 0 or on_the_way + self._sizes[name] <= self._buffers.spare_bytes
 
-    def _drop_stale(self, coming: set[str]) -> None:
+    def _drop_stale(self, needed: set[str]) -> None:
         """Forget what was read ahead for layers that the computation has left without using it."""
         with self._lock:
             for name, flight in list(self._flights.items()):
-                if name not in coming and flight.by_prefetch and flight.done.is_set():
+                if name not in needed and flight.by_prefetch and flight.done.is_set():
                     self._waste(name)
-            for name in self._queued - coming:
+            for name in self._queued - needed:
                 self._unqueue(name)
 
     def _unqueue(self, name: str) -> None:
@@ -748,27 +691,4 @@ class WeightCache:
         flight = self._flights.get(name)
         if flight is not None and flight.by_prefetch:
             del self._flights[name]
-            self._prefetch_wasted[name] += 1
-
-
-@dataclass(frozen=True, slots=True)
-class BudgetPlan:
-    """What a budget will mean."""
-
-    total_bytes: int
-    least_bytes: int  # a smaller budget is refused
-    kept_bytes: int
-    streamed_bytes: int  # read again for each forward pass
-    ring_bytes: int  # memory beside the budget for what is streamed, one layer ahead
-
-
-def plan_budget(sizes: Mapping[str, int], budget: int | Share) -> BudgetPlan:
-    """For tensors that are used once per pass each."""
-    total, least = sum(sizes.values()), largest_layer(sizes)
-    limit = int(budget.fraction * total) if isinstance(budget, Share) else budget
-    if total <= limit:
-        return BudgetPlan(total, least, total, 0, 0)
-    kept = POLICIES["value"]().plan([Item(name, size, size / 1e9, 1.0) for name, size in sizes.items()], limit, ())
-    streamed = [sum(sizes[name] for name in stage if name not in kept) for stage in stages(sizes)[0]]
-    ring = max(one + other for one, other in zip(streamed, [*streamed[1:], streamed[0]], strict=True))
-    return BudgetPlan(total, least, total - sum(streamed), sum(streamed), ring)
+            self._counters.prefetch_wasted[name] += 1

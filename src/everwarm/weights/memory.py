@@ -122,13 +122,6 @@ def lock_in_ram(array: U8) -> bool:
     return array.nbytes == 0 or _libc.mlock(ctypes.c_void_p(first), ctypes.c_size_t(length)) == 0
 
 
-def forget_pages(array: U8) -> None:
-    """Tell the system that the pages of a file mapping are not needed now."""
-    first, length = _pages(array)
-    if array.nbytes and hasattr(mmap, "MADV_DONTNEED"):
-        _libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(length), mmap.MADV_DONTNEED)
-
-
 def open_for_streaming(path: Path) -> tuple[int, bool]:
     """A descriptor to read with, past the page cache where the file system can do that; and whether it can."""
     if hasattr(os, "O_DIRECT"):

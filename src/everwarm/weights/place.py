@@ -5,7 +5,7 @@ layer and part of each, and the stages of a pass in order: what is needed before
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 _BLOCK = re.compile(r"blk\.(\d+)\.(attn|ffn)?")
@@ -37,6 +37,22 @@ def stages(names: Iterable[str]) -> tuple[list[list[str]], dict[int, int]]:
             by_layer.setdefault(layer, []).append(name)
     order = sorted(by_layer)
     return [by_layer[layer] for layer in order] + [outside], {layer: at for at, layer in enumerate(order)}
+
+
+def coming(at: int, count: int, ahead: int) -> list[int]:
+    """A stage of `count`, and those up to `ahead` layers later. After the last layer: the outside, then the first."""
+    found = [at]
+    layers = 0
+    while layers < ahead and (following := (found[-1] + 1) % count) != at:
+        found.append(following)
+        layers += following != count - 1
+    return found
+
+
+def ring_bytes(streamed: Sequence[int], ahead: int) -> int:
+    """Most that is on its way at once, given what is streamed of each stage."""
+    count = len(streamed)
+    return max(sum(streamed[stage] for stage in coming(at, count, ahead)) for at in range(count))
 
 
 def largest_layer(sizes: Mapping[str, int]) -> int:
