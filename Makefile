@@ -5,11 +5,12 @@ PEERS := .venv-peers/bin
 INSTALLED := .venv/installed
 NATIVE := CMakeLists.txt $(wildcard src/native/*)
 
-.PHONY: docs demo test test-models sanitize serve check bench peers format clean help
+.PHONY: docs demo test fuzz test-models sanitize serve check bench peers format clean help
 
 help:
 	@echo "make demo    install, pull a small model, ask it two questions"
 	@echo "make test    install what the tests need and run them"
+	@echo "make fuzz    the property-based tests with new random examples"
 	@echo "make test-models  logits and perplexity on Qwen2.5-Coder too (fetches 480 MB)"
 	@echo "make sanitize  kernel tests under AddressSanitizer and UBSan, thread pool under ThreadSanitizer (needs g++)"
 	@echo "make serve   OpenAI-compatible chat server on 127.0.0.1:8080"
@@ -24,6 +25,9 @@ demo: $(INSTALLED)
 test: $(INSTALLED)
 	@$(BIN)/everwarm pull smollm2 >/dev/null
 	$(BIN)/pytest
+
+fuzz: $(INSTALLED)
+	$(BIN)/pytest --hypothesis-profile=fuzz -m hypothesis
 
 test-models: $(INSTALLED)
 	EVERWARM_TEST_QWEN=$$($(BIN)/python tests/golden/fetch_models.py qwen2.5-coder) $(BIN)/pytest -s tests/model/test_golden_logits.py

@@ -67,8 +67,8 @@ def test_top_p_over_a_flat_distribution_of_many_tokens() -> None:
 @given(st.lists(st.floats(-20, 20, width=32), min_size=2, max_size=400), st.floats(0.05, 0.999))
 def test_top_p_equals_its_definition(values: list[float], top_p: float) -> None:
     ids, _ = keep(np.asarray(values, np.float32), Sampling(temperature=1.0, top_p=top_p))
+    order = sorted(range(len(values)), key=lambda i: (-values[i], i))
     logits = np.asarray(values, np.float64) - max(values)
-    order = sorted(range(len(values)), key=lambda i: (-logits[i], i))
     probabilities = np.exp(logits) / np.exp(logits).sum()
     assert ids.tolist() == order[: len(ids)]
     assert probabilities[ids].sum() >= top_p - 1e-5
