@@ -24,9 +24,9 @@ imported = rss()
 start = time.perf_counter()
 llm = everwarm.load(sys.argv[1])
 loaded = time.perf_counter() - start
-llm.generate(tokens=[1], max_tokens=1, ignore_eos=True)
+llm.generate(tokens=[1], max_tokens=1, ignore_eos=True, cache=False)
 first = time.perf_counter() - start
-llm.generate(tokens=[1], max_tokens=100, ignore_eos=True)
+llm.generate(tokens=[1], max_tokens=100, ignore_eos=True, cache=False)
 pack = sum(entry.size_bytes for entry in llm._source.pack.entries.values())
 figures = {"import_s": imports, "load_s": loaded, "first_token_s": first}
 print(json.dumps(figures | {"imported_bytes": imported, "rss_bytes": rss(), "pack_bytes": pack}))

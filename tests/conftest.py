@@ -14,6 +14,8 @@ settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.register_profile("fuzz", deadline=None, print_blob=True)
 settings.load_profile("repeatable")
 
+os.environ[config.PREFIX + "WARM"] = "off"  # what tests say is not kept in the home of the person who runs them
+
 
 @pytest.fixture(scope="session")
 def smollm2_path() -> Path:

@@ -9,6 +9,7 @@ from threadpoolctl import threadpool_info
 
 import everwarm
 from everwarm.errors import EverwarmError, ModelError, RequestError, TemplateError, TokenizerError
+from everwarm.llm import End
 from tiny import Tiny
 
 
@@ -26,8 +27,10 @@ def llm(tiny_path: Path):
 
 def test_events_spell_the_completion(llm: everwarm.LLM) -> None:
     options = {"prompt": "Hello", "max_tokens": 20, "temperature": 1.0, "seed": 3}
-    events = list(llm.stream(**options))
-    completion = llm.generate(**options)
+    *events, end = llm.stream(**options)
+    completion = llm.generate(**options, cache=False)
+    assert isinstance(end, End)
+    assert end.receipt.tokens_digest
     assert "".join(event.text for event in events) == completion.text
     assert [event.token for event in events] == completion.tokens
     assert [event.finish_reason for event in events[:-1]] == [None] * (len(events) - 1)
@@ -68,7 +71,7 @@ def test_a_stop_string_ends_and_is_not_emitted(llm: everwarm.LLM) -> None:
 
 def test_no_half_character_is_emitted(llm: everwarm.LLM) -> None:
     first, second = llm.tokenize("é")
-    events = list(llm.stream("Hello", logit_bias={first: 1000.0}, max_tokens=3))
+    *events, _ = llm.stream("Hello", logit_bias={first: 1000.0}, max_tokens=3)
     assert [event.text for event in events[:2]] == ["", "\ufffd"]
     assert "".join(event.text for event in events) == "\ufffd" * 3
     assert llm.detokenize([first, second]) == "é"

@@ -143,8 +143,31 @@ SETTINGS = {
             60,
             "seconds over which uses of weights are counted: shorter follows a change sooner, longer is steadier",
         ),
-        Setting("kv_budget", parse_size, None, "bytes that KV caches may take in memory (not enforced yet)", False),
+        Setting(
+            "kv_budget",
+            parse_size,
+            Share(0.25),
+            "bytes that keys and values may take in memory, such as 8GiB or 25% of what is available",
+        ),
         _choice("kv_type", ("f16", "q8", "q4"), "how native kernels store keys and values"),
+        _choice("warm", ("on", "off"), "keep agents on disk, so that they survive a restart"),
+        Setting(
+            "warm_quota",
+            parse_size,
+            Share(0.2),
+            "bytes that agents of all models may take on disk, such as 50GiB or 20% of what is free there",
+        ),
+        Setting("warm_age", _number(1, 36500), 30, "days after which an agent that was not used is forgotten"),
+        _choice(
+            "durability",
+            ("turn", "async"),
+            "when a turn counts as ended: when it is safe on disk, or at once, while it is being written",
+        ),
+        _choice(
+            "restore",
+            ("auto", "always"),
+            "read KV from disk where that is faster than computing it, or always",
+        ),
     )
 }
 

@@ -7,6 +7,8 @@
     ├── TokenizerError   the file's vocabulary or pre-tokenizer
     ├── TemplateError    the file's chat template, or messages that it refuses
     ├── RequestError     what the caller asked for (prompt, sampling, limits)
+    ├── CapacityError    the KV budget is taken
+    ├── StoreError       the agent store: its directory, its lock, an agent's name, an import
     ├── ConfigError      flags, variables, settings
     └── PullError        fetching a model
 
@@ -40,6 +42,14 @@ class TemplateError(EverwarmError):
 
 class RequestError(EverwarmError):
     """The caller asked for something impossible: an empty prompt, a negative temperature, too many tokens."""
+
+
+class CapacityError(EverwarmError):
+    """No room for another block of keys and values: everything in the budget is in use."""
+
+
+class StoreError(EverwarmError):
+    """The agent store can't do this: who holds its lock, which agent, which file."""
 
 
 class ConfigError(EverwarmError):

@@ -6,6 +6,7 @@ caches) is behind it.
 
 import logging
 import operator
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,17 +26,27 @@ from everwarm.engine.sampling import Sampling
 from everwarm.engine.score import Score, score
 from everwarm.errors import ModelError, RequestError
 from everwarm.kernels.native import NativeBackend
+from everwarm.kv.disk import ModelIds
+from everwarm.kv.layout import Group, Layout
+from everwarm.kv.manifest import text_digests
+from everwarm.kv.pool import BlockPool, SequenceKV
+from everwarm.kv.receipt import Receipt
+from everwarm.kv.store import AgentStore, check_name
+from everwarm.kv.turn import Alone, Turn
 from everwarm.model import tensors
 from everwarm.model.config import ModelConfig, read_config
 from everwarm.model.transformer import Transformer
 from everwarm.pull import resolve
 from everwarm.text.chat import ChatTemplate
 from everwarm.text.detokenizer import Detokenizer
+from everwarm.text.history import Prompt, answer_runs, tokenise, wanted_runs
 from everwarm.text.stop import StopMatcher
 from everwarm.text.tokenizer import Tokenizer
+from everwarm.types import Run, Segment
 from everwarm.weights.cache import WeightCache
 from everwarm.weights.gguf import GGUFFile
-from everwarm.weights.memory import Buffers
+from everwarm.weights.identity import weights_id
+from everwarm.weights.memory import Buffers, available_bytes
 from everwarm.weights.pack import Pack
 from everwarm.weights.source import FileSource, PackSource, Source, packed_source
 
@@ -56,6 +67,13 @@ class Event:
     logprob: float
     top_logprobs: tuple[tuple[int, float], ...]
     finish_reason: str | None  # on the last event: `stop` (end token or stop string) or `length`
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """After the last event: what was reused, and whether the turn is safe on disk."""
+
+    receipt: Receipt
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +98,8 @@ class Completion:
     ttft_s: float
     decode_tok_s: float | None  # None if there was only one token
     finish_reason: str
-    weights: "WeightUse"
+    receipt: Receipt
+    weights: WeightUse
     time_s: Mapping[str, float]  # where it went: materialise, products, attention, other kernels, sampling, rest
 
 
@@ -95,6 +114,11 @@ def load(
     access_window: int | None = None,
     kv_budget: str | int | None = None,
     kv_type: str | None = None,
+    warm: str | None = None,
+    warm_quota: str | int | None = None,
+    warm_age: int | None = None,
+    durability: str | None = None,
+    restore: str | None = None,
     isa: str | None = None,
     pack: str | None = None,
     verify: str | None = None,
@@ -115,6 +139,11 @@ def load(
         "access_window": access_window,
         "kv_budget": kv_budget,
         "kv_type": kv_type,
+        "warm": warm,
+        "warm_quota": warm_quota,
+        "warm_age": warm_age,
+        "durability": durability,
+        "restore": restore,
         "isa": isa,
         "pack": pack,
         "verify": verify,
@@ -167,10 +196,17 @@ class LLM:
             if settings["verify"].value == "eager":
                 self._check.join()
         self._model = Transformer(self.config, self.weights, self.backend)
+        self._pool = BlockPool(self.backend.block_memory(self._model.kv_shape))
+        self._settings = settings
+        self._agents: AgentStore | None = None
+        self._opening = threading.Lock()
         self._template: ChatTemplate | None = None
+        self._control_ids = frozenset(self.tokenizer.special_tokens.values())
         self._sampling_s = 0.0
 
     def close(self) -> None:
+        if self._agents is not None:
+            self._agents.close()
         self._closing.set()
         if self._check is not None:
             self._check.join()
@@ -210,8 +246,67 @@ class LLM:
         """Logits after each of the tokens: (n, vocab). Nothing is added to them: no BOS, no template."""
         ids = _token_ids(token_ids)
         self._check_ids(ids)
-        with closing(self._model.new_kv()) as kv:
+        with closing(self.new_kv()) as kv:
             return np.concatenate(list(prefill(self._model, kv, ids, logits_from=0)))
+
+    @property
+    def agents(self) -> AgentStore:
+        """The agent store; opened at its first use, because looking through its directory takes time."""
+        with self._opening:
+            if self._agents is None:
+                self._agents = self._open_agents()
+            return self._agents
+
+    def _open_agents(self) -> AgentStore:
+        said = {name: value.value for name, value in self._settings.items()}
+        kv_type = str(said["kv_type"]) if self.backend.name == "native" else "f32"
+        shape, width = self._model.kv_shape, self._model.kv_shape.kv_heads * self._model.kv_shape.head_dim
+        group = Group("full", shape.layers, width, width, kv_type, self._pool.block_bytes)
+        root = config.home() / "agents" if said["warm"] == "on" else None
+        self._pool.resize(_bytes(said["kv_budget"], available_bytes))
+        return AgentStore(
+            self._pool,
+            ModelIds(
+                weights_id(self._file, config.home()),
+                self._model.numerics_id,
+                Layout(self._pool.block_tokens, (group,)),
+                self.config.name,
+                kv_type,
+            ),
+            root,
+            quota=_bytes(said["warm_quota"], lambda: _free_bytes(config.home())),
+            most_age_s=86400.0 * int(str(said["warm_age"])),
+            durability=str(said["durability"]),
+            restore=str(said["restore"]),
+            exact=self.backend.exact,
+        )
+
+    def new_kv(self) -> SequenceKV:
+        """An empty KV cache of the model's own, which no agent owns."""
+        return SequenceKV(self._pool, self.config.context)
+
+    def segments(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        special: bool = False,
+    ) -> tuple[list[Segment], bool]:
+        """What is to be tokenised, and whether BOS goes before it."""
+        add_bos = self.tokenizer.add_bos
+        if messages is not None:
+            segments = self.template.render(messages)
+            opens_with_bos = (
+                bool(segments)
+                and segments[0].special
+                and self.tokenizer.special_tokens[segments[0].text] == self.tokenizer.bos_id
+            )
+            return segments, add_bos and not opens_with_bos
+        if not isinstance(prompt, str):
+            raise RequestError(f"prompt: expected a text, found {type(prompt).__name__}")
+        if not prompt:
+            raise RequestError("the prompt is empty: give at least one character")
+        return list(self.tokenizer.split(prompt)) if special else [Segment(prompt)], add_bos
 
     def encode_prompt(
         self,
@@ -226,19 +321,9 @@ class LLM:
             raise RequestError("give exactly one of prompt, messages and tokens")
         if tokens is not None:
             ids = _token_ids(tokens)
-        elif messages is not None:
-            segments = self.template.render(messages)
-            bos = self.tokenizer.bos_id
-            opens_with_bos = (
-                bool(segments) and segments[0].special and self.tokenizer.special_tokens[segments[0].text] == bos
-            )
-            ids = self.tokenizer.encode(segments, add_bos=self.tokenizer.add_bos and not opens_with_bos)
         else:
-            if not isinstance(prompt, str):
-                raise RequestError(f"prompt: expected a text, found {type(prompt).__name__}")
-            if not prompt:
-                raise RequestError("the prompt is empty: give at least one character")
-            ids = self.tokenizer.encode(prompt, special=special, add_bos=self.tokenizer.add_bos)
+            segments, add_bos = self.segments(prompt, messages=messages, special=special)
+            ids = self.tokenizer.encode(segments, add_bos=add_bos)
         check_prompt(self._model, ids)
         return ids
 
@@ -249,18 +334,93 @@ class LLM:
         messages: Sequence[Message] | None = None,
         tokens: Sequence[int] | None = None,
         special: bool = False,
+        agent: str | None = None,
+        tenant: str = "",
         max_tokens: int = DEFAULT_MAX_TOKENS,
         stop: str | Sequence[str] | None = None,
         ignore_eos: bool = False,
+        cache: bool = True,
         **sampling: Any,
-    ) -> Iterator[Event]:
-        """Generate, an event per token. `sampling` takes the fields of `everwarm.engine.sampling.Sampling`."""
+    ) -> Iterator[Event | End]:
+        """Generate: an event per token, then, when the turn is safe, its end. Without `cache` everything is computed
+        and nothing is kept. `sampling` takes the fields of
+        `everwarm.engine.sampling.Sampling`. A second turn of the same agent waits for the first.
+        """
         checked = self.check_options(max_tokens=max_tokens, stop=stop, **sampling)
-        ids = self.encode_prompt(prompt, messages=messages, tokens=tokens, special=special)
-        sampler = Sampler(checked, ids, self.config.vocab_size)
+        if sum(source is not None for source in (prompt, messages, tokens)) != 1:
+            raise RequestError("give exactly one of prompt, messages and tokens")
+        if agent is not None:
+            check_name(agent, "agent")
+        given: list[int] | tuple[list[Segment], bool]
+        if tokens is not None:
+            given = ids = _token_ids(tokens)
+            check_prompt(self._model, ids)
+        else:
+            given = self.segments(prompt, messages=messages, special=special)
         matcher = StopMatcher([stop] if isinstance(stop, str) else stop or ())
+        said = None if messages is None else tuple(messages)
+        end_ids = frozenset() if ignore_eos else self.tokenizer.eog_ids
+        if not cache:
+            return self._alone(given, checked, max_tokens, matcher, end_ids)
+        return self._turn(given, agent, tenant, said, checked, max_tokens, matcher, end_ids)
+
+    def _alone(
+        self,
+        given: list[int] | tuple[list[Segment], bool],
+        sampling: Sampling,
+        max_tokens: int,
+        matcher: StopMatcher,
+        end_ids: frozenset[int],
+    ) -> Iterator[Event | End]:
+        ids = given if isinstance(given, list) else self.tokenizer.encode(given[0], add_bos=given[1])
+        check_prompt(self._model, ids)
+        sampler = Sampler(sampling, ids, self.config.vocab_size)
         limit = min(max_tokens, self.config.context - len(ids))
-        return self._events(ids, sampler, limit, matcher, frozenset() if ignore_eos else self.tokenizer.eog_ids)
+        with Alone(self._pool, self.config.context) as turn:
+            yield from self._events(turn, ids, sampler, limit, matcher, end_ids)
+            self.weights.optimize()
+            self._sampling_s += sampler.spent_s
+            yield End(Receipt("", prompt_tokens=len(ids), reason="nothing was looked up", exact=self.backend.exact))
+
+    def _turn(
+        self,
+        given: list[int] | tuple[list[Segment], bool],
+        agent: str | None,
+        tenant: str,
+        messages: tuple[Message, ...] | None,
+        sampling: Sampling,
+        max_tokens: int,
+        matcher: StopMatcher,
+        end_ids: frozenset[int],
+    ) -> Iterator[Event | End]:
+        store = self.agents
+        with store.open_turn(agent, self.config.context, tenant) as turn:
+            prompt = self._tokenise(given, turn)
+            check_prompt(self._model, prompt.ids)
+            receipt = turn.acquire(prompt.ids, prompt.diverged_at_char)
+            sampler = Sampler(sampling, prompt.ids, self.config.vocab_size)
+            limit = min(max_tokens, self.config.context - len(prompt.ids))
+            answer: list[int] = []
+            text = ""
+            for event in self._events(turn, prompt.ids, sampler, limit, matcher, end_ids):
+                answer.append(event.token)
+                text += event.text
+                yield event
+            self.weights.optimize()
+            self._sampling_s += sampler.spent_s
+            said = messages if messages is None else (*messages, {"role": "assistant", "content": text})
+            spelt = answer_runs(self.tokenizer, answer, continuing=prompt.ids[-1] not in self._control_ids)
+            turn.commit((*prompt.runs, *spelt), said)
+            yield End(receipt)
+
+    def _tokenise(self, given: list[int] | tuple[list[Segment], bool], turn: Turn) -> Prompt:
+        """Now that the agent's turn is owned: what it has computed keeps its token ids."""
+        if isinstance(given, list):
+            return Prompt(given, (Run(self.tokenizer.decode(given, special=True), False, len(given)),))
+        segments, add_bos = given
+        if turn.agent is None:
+            self.agents.continue_anonymous(turn, text_digests(wanted_runs(segments, add_bos)))
+        return tokenise(self.tokenizer, segments, add_bos, turn.history.runs, turn.history.ids)
 
     def check_options(
         self, *, max_tokens: int = 1, stop: str | Sequence[str] | None = None, **sampling: Any
@@ -277,11 +437,17 @@ class LLM:
         return Sampling(**sampling)
 
     def _events(
-        self, ids: list[int], sampler: Sampler, limit: int, matcher: StopMatcher, end_ids: frozenset[int]
+        self,
+        turn: Turn | Alone,
+        ids: list[int],
+        sampler: Sampler,
+        limit: int,
+        matcher: StopMatcher,
+        end_ids: frozenset[int],
     ) -> Iterator[Event]:
         # After a control token a text begins, else it goes on: only then is a leading space part of it.
-        detokenizer = Detokenizer(self.tokenizer, continuing=ids[-1] not in self.tokenizer.special_tokens.values())
-        for count, choice in enumerate(generate(self._model, ids, sampler, limit), start=1):
+        detokenizer = Detokenizer(self.tokenizer, continuing=ids[-1] not in self._control_ids)
+        for count, choice in enumerate(generate(self._model, turn, ids, sampler, limit), start=1):
             text = matcher.push(detokenizer.push(choice.token))
             finish = (
                 "stop"
@@ -292,9 +458,6 @@ class LLM:
             )
             if finish and matcher.matched is None:
                 text += matcher.push(detokenizer.flush()) + matcher.flush()
-            if finish:
-                self.weights.optimize()
-                self._sampling_s += sampler.spent_s
             yield Event(choice.token, text, choice.logprob, choice.top_logprobs, finish)
             if finish:
                 return
@@ -304,12 +467,14 @@ class LLM:
     ) -> Completion:
         """Generate to the end. Takes what `stream` takes."""
         started = time.perf_counter()
-        sources = {name: kwargs.pop(name) for name in ("messages", "tokens", "special") if name in kwargs}
-        ids = self.encode_prompt(prompt, **sources)
         events: list[Event] = []
         first = last = started
         weights_before, kernels_before, sampled_before = self.weights.totals(), self.backend.spent(), self._sampling_s
-        for event in self.stream(tokens=ids, **kwargs):
+        receipt = Receipt("")
+        for event in self.stream(prompt, **kwargs):
+            if isinstance(event, End):
+                receipt = event.receipt
+                continue
             last = time.perf_counter()
             first = first if events else last
             events.append(event)
@@ -324,12 +489,13 @@ class LLM:
         return Completion(
             text="".join(event.text for event in events),
             tokens=[event.token for event in events],
-            prompt_tokens=len(ids),
-            cached_tokens=0,
-            tier="cold",
+            prompt_tokens=receipt.prompt_tokens,
+            cached_tokens=receipt.cached_tokens,
+            tier=receipt.tier,
             ttft_s=first - started,
             decode_tok_s=decoded / (last - first) if decoded and last > first else None,
             finish_reason=events[-1].finish_reason or "length",
+            receipt=receipt,
             weights=WeightUse(used.hits, used.prefetch_hits, used.misses, used.hit_rate),
             time_s=time_s,
         )
@@ -337,7 +503,9 @@ class LLM:
     def score(self, text: str, window: int | None = None, progress: Callable[[int, int], None] | None = None) -> Score:
         """Perplexity of a text, in windows of `window` tokens."""
         ids = self.tokenizer.encode(text, add_bos=self.tokenizer.add_bos)
-        return score(self._model, ids, min(SCORE_WINDOW, self.config.context) if window is None else window, progress)
+        return score(
+            self._model, self._pool, ids, min(SCORE_WINDOW, self.config.context) if window is None else window, progress
+        )
 
     @property
     def template(self) -> ChatTemplate:
@@ -361,6 +529,18 @@ class LLM:
         for token in ids:
             if not 0 <= token < self.config.vocab_size:
                 raise RequestError(f"token {token} is not in the vocabulary of {self.config.vocab_size:,}")
+
+
+def _bytes(size: object, whole: Callable[[], int]) -> int:
+    """A size, or a share of a whole that is asked for only then."""
+    return int(size.fraction * whole()) if isinstance(size, config.Share) else int(str(size))
+
+
+def _free_bytes(path: Path) -> int:
+    """On the disk that holds the path, or that will."""
+    while not path.exists():
+        path = path.parent
+    return shutil.disk_usage(path).free
 
 
 def _weight_cache(source: Source, settings: Mapping[str, config.Value]) -> WeightCache:

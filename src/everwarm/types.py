@@ -15,3 +15,12 @@ class Segment:
 
     text: str
     special: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A segment that has been tokenised: so many of the history's tokens spell it."""
+
+    text: str
+    special: bool
+    tokens: int

@@ -338,8 +338,10 @@ NB_MODULE(_native, m) {
       }, "layers"_a, "kv_heads"_a, "head_dim"_a, "kind"_a)
       .def_prop_ro("block_bytes", &KVPool::block_bytes)
       .def_prop_ro("in_use", &KVPool::in_use)
-      .def("allocate", &KVPool::allocate)
+      .def_prop_ro("spare", &KVPool::spare)
+      .def("allocate", &KVPool::allocate, "clear"_a = true)
       .def("release", &KVPool::release, "block"_a)
+      .def("trim", &KVPool::trim, "keep"_a)
       .def("data", [](nb::handle self, int id) {
         KVPool& pool = nb::cast<KVPool&>(self);
         return nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>, nb::c_contig>(pool.data(id), {pool.block_bytes()}, self);

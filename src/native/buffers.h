@@ -2,10 +2,12 @@
 #pragma once
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <new>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -73,49 +75,92 @@ class Rows {
 };
 
 // Blocks of keys and values: one contiguous buffer each, all layers, addressed by a handle.
+//
+// Blocks lie side by side in chunks on huge pages: filling 94 MB takes 14 ms there, 50 ms on small pages, 8 ms where memory is used again. So
+// a released block keeps its memory for the next one until `trim` gives it back.
 class KVPool {
+  static constexpr size_t PAGE = 4096, HUGE = 2 << 20, CHUNK = 32 << 20;
+  enum class State : uint8_t { empty, spare, live };  // without memory; released, with memory; in use
+
  public:
-  KVPool(int layers, KVShape shape) : layers_(layers), shape_(shape) {}
+  KVPool(int layers, KVShape shape)
+      : layers_(layers), shape_(shape), stride_(round_up(block_bytes(), PAGE)), per_chunk_(std::max<size_t>(1, CHUNK / stride_)) {}
   KVPool(const KVPool&) = delete;
+  ~KVPool() {
+    for (uint8_t* chunk : chunks_) munmap(chunk, chunk_bytes());
+  }
 
   const KVShape& shape() const { return shape_; }
   int layers() const { return layers_; }
   size_t block_bytes() const { return layers_ * kv_layer_bytes(shape_); }
-  size_t in_use() const { return blocks_.size() - free_.size(); }
+  size_t in_use() const { return live_; }
+  size_t spare() const { return spare_.size(); }
 
-  int allocate() {
-    if (free_.empty()) {
-      blocks_.emplace_back(std::make_unique<Bytes64>());
-      live_.push_back(false);
-      free_.push_back(int(blocks_.size()) - 1);
+  // A vector may read past the newest token and must find numbers there: `clear` a block unless all of it is written at once.
+  int allocate(bool clear) {
+    int id;
+    if (!spare_.empty()) {
+      id = spare_.back();
+      spare_.pop_back();
+      if (clear) std::memset(at(id), 0, block_bytes());
+    } else {
+      if (empty_.empty()) grow();
+      id = *empty_.begin();
+      empty_.erase(empty_.begin());
     }
-    const int id = free_.back();
-    uint8_t* data = blocks_[id]->reserve(block_bytes());
-    std::memset(data, 0, block_bytes());  // a vector may read past the newest token: it must find numbers there
-    free_.pop_back();
-    live_[id] = true;
+    state_[id] = State::live, ++live_;
     return id;
   }
   void release(int id) {
     check(id);
-    live_[id] = false;
-    blocks_[id] = std::make_unique<Bytes64>();  // memory goes back at once
-    free_.push_back(id);
+    state_[id] = State::spare, --live_;
+    spare_.push_back(id);
+  }
+  // Give back the memory of all but `keep` released blocks, in runs as long as possible: a huge page is freed as a whole or not at all.
+  void trim(size_t keep) {
+    if (spare_.size() <= keep) return;
+    std::sort(spare_.begin(), spare_.end());
+    size_t low = keep;
+    while (low < spare_.size()) {
+      size_t high = low + 1;
+      while (high < spare_.size() && spare_[high] == spare_[high - 1] + 1 && size_t(spare_[high]) % per_chunk_) ++high;
+      madvise(at(spare_[low]), (high - low) * stride_, MADV_DONTNEED);
+      for (size_t i = low; i < high; ++i) state_[spare_[i]] = State::empty, empty_.insert(spare_[i]);
+      low = high;
+    }
+    spare_.resize(keep);
   }
   uint8_t* data(int id) const {
     check(id);
-    return blocks_[id]->get();
+    return at(id);
   }
 
  private:
+  size_t chunk_bytes() const { return round_up(per_chunk_ * stride_, HUGE); }
+  uint8_t* at(int id) const { return chunks_[size_t(id) / per_chunk_] + size_t(id) % per_chunk_ * stride_; }
+  void grow() {
+    const size_t size = chunk_bytes() + HUGE;
+    void* mapped = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (mapped == MAP_FAILED) throw std::bad_alloc();
+    uint8_t* begin = static_cast<uint8_t*>(mapped);
+    uint8_t* chunk = reinterpret_cast<uint8_t*>(round_up(reinterpret_cast<uintptr_t>(begin), HUGE));
+    if (chunk > begin) munmap(begin, chunk - begin);
+    munmap(chunk + chunk_bytes(), begin + size - (chunk + chunk_bytes()));
+    madvise(chunk, chunk_bytes(), MADV_HUGEPAGE);
+    chunks_.push_back(chunk);
+    for (size_t i = 0; i < per_chunk_; ++i) empty_.insert(empty_.end(), int(state_.size())), state_.push_back(State::empty);
+  }
   void check(int id) const {
-    if (id < 0 || size_t(id) >= blocks_.size() || !live_[id]) throw std::out_of_range("KV block " + std::to_string(id) + " is not allocated");
+    if (id < 0 || size_t(id) >= state_.size() || state_[id] != State::live)
+      throw std::out_of_range("KV block " + std::to_string(id) + " is not allocated");
   }
   int layers_;
   KVShape shape_;
-  std::vector<std::unique_ptr<Bytes64>> blocks_;
-  std::vector<bool> live_;
-  std::vector<int> free_;
+  size_t stride_, per_chunk_, live_ = 0;
+  std::vector<uint8_t*> chunks_;
+  std::vector<State> state_;
+  std::vector<int> spare_;  // the latest released last: its memory is the likeliest to be in a cache
+  std::set<int> empty_;     // the lowest first, so that chunks fill up one after the other
 };
 
 }  // namespace everwarm

@@ -5,6 +5,7 @@ import pytest
 
 from everwarm.kernels import reference as ops
 from everwarm.kernels.backend import KVShape
+from everwarm.kv.pool import BlockPool, SequenceKV
 
 
 def test_silu_gate_of_extreme_values_is_finite() -> None:
@@ -37,13 +38,15 @@ def test_half_of_a_head_may_stay_unrotated() -> None:
 
 
 def test_kv_grows_to_its_capacity_and_keeps_what_it_holds() -> None:
-    kv = ops.ReferenceKV(KVShape(layers=1, kv_heads=1, head_dim=2), capacity=1000)
+    blocks = ops.ReferenceBlocks(KVShape(layers=1, kv_heads=1, head_dim=2))
+    kv = SequenceKV(BlockPool(blocks), capacity=1000)
     for position in range(0, 1000, 10):
         rows = np.full((10, 1, 2), position, np.float32)
-        keys, values = kv.append(0, rows, -rows)
-        kv.advance(10)
+        kv.reserve(kv.length + 10)
+        keys, values = blocks.append(kv, 0, rows, -rows)
+        kv.length += 10
     assert keys.shape == (1, 1000, 2)
     assert (keys[0, :, 0] == np.arange(1000) // 10 * 10).all()
     assert (values == -keys).all()
     with pytest.raises(AssertionError):
-        kv.append(0, rows, rows)
+        kv.reserve(kv.length + 10)

@@ -9,7 +9,7 @@ from everwarm.kernels import _native
 from everwarm.kernels.native import NativeBackend
 from everwarm.kernels.reference import ReferenceBackend
 from everwarm.model.transformer import Span, Transformer
-from model.test_transformer import opened
+from model.test_transformer import new_kv, opened
 from tiny import Tiny
 
 ISA = _native.supported_isas()[0]
@@ -28,7 +28,7 @@ def native(path: Path, isa: str = ISA, threads: int = 2, kv_type: str = "f16") -
 
 
 def logits(model: Transformer, tokens: list[int], chunk: int = 512) -> np.ndarray:
-    kv = model.new_kv()
+    kv = new_kv(model)
     parts = [model.forward([Span(tokens[low : low + chunk], kv, 0)]) for low in range(0, len(tokens), chunk)]
     kv.close()
     return np.concatenate(parts).view(np.uint32)
@@ -60,7 +60,7 @@ def test_chunks_threads_and_instruction_sets_change_no_bit(tiny_path: Path, kv_t
 
 def together(model: Transformer, prompts: list[list[int]], chunk: int) -> list[np.ndarray]:
     """All prompts at once, in steps of up to `chunk` tokens each, so that they end at different steps."""
-    kvs = [model.new_kv() for _ in prompts]
+    kvs = [new_kv(model) for _ in prompts]
     found: list[list[np.ndarray]] = [[] for _ in prompts]
     for low in range(0, max(map(len, prompts)), chunk):
         running = [i for i, prompt in enumerate(prompts) if low < len(prompt)]
@@ -100,14 +100,14 @@ def test_native_is_near_the_reference(tiny_path: Path) -> None:
     tokens = random_prompts(1, 260, 300)[0]
     exact = opened(tiny_path, ReferenceBackend(None))
     near = logits(native(tiny_path), tokens).view(np.float32)
-    far = exact.forward([Span(tokens, exact.new_kv(), 0)])
+    far = exact.forward([Span(tokens, new_kv(exact), 0)])
     error = np.linalg.norm(near - far, axis=-1) / np.linalg.norm(far, axis=-1)
     assert np.median(error) < 0.03  # activations in 8 bits; random weights amplify that more than trained ones
 
 
 def test_closed_sequences_give_their_blocks_back(tiny_path: Path) -> None:
     model = native(tiny_path)
-    kv = model.new_kv()
+    kv = new_kv(model)
     model.forward([Span(list(range(150)), kv, 150)])
     pool = kv.pool  # type: ignore[attr-defined]
     assert pool.in_use == 3

@@ -8,6 +8,7 @@ import pytest
 
 from everwarm.kernels.backend import Backend
 from everwarm.kernels.reference import ReferenceBackend
+from everwarm.kv.pool import BlockPool, SequenceKV
 from everwarm.model import tensors
 from everwarm.model.config import read_config
 from everwarm.model.transformer import Span, Transformer
@@ -30,8 +31,15 @@ def opened(path: Path, backend: Backend | None = None) -> Transformer:
     return Transformer(config, WeightCache(FileSource(file, backend)), backend)
 
 
+def new_kv(model: Transformer) -> SequenceKV:
+    """An empty cache in the model's own pool, which is made at the first call."""
+    if not hasattr(model, "test_pool"):
+        model.test_pool = BlockPool(model.backend.block_memory(model.kv_shape))
+    return SequenceKV(model.test_pool, model.config.context)
+
+
 def logits(model: Transformer, tokens: list[int]) -> np.ndarray:
-    return model.forward([Span(tokens, model.new_kv(), 0)])
+    return model.forward([Span(tokens, new_kv(model), 0)])
 
 
 def expected(tiny: Tiny, weights: dict[str, np.ndarray], **changes: object) -> np.ndarray:
@@ -76,7 +84,7 @@ def test_every_tensor_type_computes_what_its_dequantised_weights_do(tmp_path: Pa
 def test_chunks_of_a_prompt_add_up(tmp_path: Path, chunk: int) -> None:
     Tiny().write(tmp_path / "tiny.gguf")
     model = opened(tmp_path / "tiny.gguf")
-    kv = model.new_kv()
+    kv = new_kv(model)
     parts = [model.forward([Span(TOKENS[low : low + chunk], kv, 0)]) for low in range(0, len(TOKENS), chunk)]
     np.testing.assert_allclose(np.concatenate(parts), logits(model, TOKENS), atol=TOLERANCE)
     assert kv.length == len(TOKENS)
@@ -85,7 +93,7 @@ def test_chunks_of_a_prompt_add_up(tmp_path: Path, chunk: int) -> None:
 def test_sequences_of_one_batch_do_not_see_each_other(tmp_path: Path) -> None:
     Tiny().write(tmp_path / "tiny.gguf")
     model = opened(tmp_path / "tiny.gguf")
-    kvs = [model.new_kv() for _ in range(3)]
+    kvs = [new_kv(model) for _ in range(3)]
     model.forward([Span(TOKENS[:4], kvs[1], 4)])
     both = model.forward([Span(TOKENS, kvs[0], len(TOKENS) - 1), Span(TOKENS[4:], kvs[1], 0), Span([1], kvs[2], 1)])
     alone = logits(model, TOKENS)
@@ -95,14 +103,14 @@ def test_sequences_of_one_batch_do_not_see_each_other(tmp_path: Path) -> None:
 def test_only_the_rows_asked_for_get_logits(tmp_path: Path) -> None:
     Tiny().write(tmp_path / "tiny.gguf")
     model = opened(tmp_path / "tiny.gguf")
-    assert model.forward([Span(TOKENS, model.new_kv(), len(TOKENS))]).shape == (0, 260)
-    assert model.forward([Span(TOKENS, model.new_kv(), len(TOKENS) - 2)]).shape == (2, 260)
+    assert model.forward([Span(TOKENS, new_kv(model), len(TOKENS))]).shape == (0, 260)
+    assert model.forward([Span(TOKENS, new_kv(model), len(TOKENS) - 2)]).shape == (2, 260)
 
 
 def test_truncated_tokens_are_forgotten(tmp_path: Path) -> None:
     Tiny().write(tmp_path / "tiny.gguf")
     model = opened(tmp_path / "tiny.gguf")
-    kv = model.new_kv()
+    kv = new_kv(model)
     model.forward([Span([*TOKENS[:6], 9, 9, 9], kv, 9)])
     kv.truncate(6)
     after = model.forward([Span(TOKENS[6:], kv, 0)])

@@ -112,9 +112,9 @@ def measure(llm: LLM, work: Work) -> float:
     """Tokens per second of one run, after a short warm-up."""
     model = llm._model
     ids = [(i * 7919 + 13) % min(llm.config.vocab_size, 20000) for i in range(max(work.tokens, work.depth, 1))]
-    with closing(model.new_kv()) as kv:
+    with closing(llm.new_kv()) as kv:
         model.forward([Span(ids[:8], kv, 8)])
-    with closing(model.new_kv()) as kv:
+    with closing(llm.new_kv()) as kv:
         if work.kind == "prefill":
             started = time.perf_counter()
             for _ in prefill(model, kv, ids[: work.tokens], logits_from=work.tokens - 1):

@@ -213,7 +213,7 @@ def steady(asked: Asked, requests: int, tell: Tell) -> tuple[list[Request], list
             tell(f"request {number + 1} of {requests}")
             ids = prompt(asked.prompt_tokens, llm.config.vocab_size, number)
             misses = llm.weights.totals().misses
-            one = llm.generate(tokens=ids, max_tokens=asked.passes, ignore_eos=True, temperature=0.0)
+            one = llm.generate(tokens=ids, max_tokens=asked.passes, ignore_eos=True, temperature=0.0, cache=False)
             missed = llm.weights.totals().misses - misses
             speed = one.decode_tok_s or 1 / one.ttft_s
             done.append(Request(one.ttft_s, len(ids) / one.ttft_s, speed, missed, llm.weights.instance))

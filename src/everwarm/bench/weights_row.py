@@ -115,7 +115,7 @@ def run(setup: Setup) -> Row:
 
         def request(number: int, tokens: int) -> tuple[float, float]:
             ids = prompt(setup.prompt_tokens, vocab, number)
-            done = llm.generate(tokens=ids, max_tokens=tokens, ignore_eos=True, temperature=0.0)
+            done = llm.generate(tokens=ids, max_tokens=tokens, ignore_eos=True, temperature=0.0, cache=False)
             return done.ttft_s, done.decode_tok_s or 1 / done.ttft_s
 
         cold_ttft = request(0, WARMUP_TOKENS if setup.policy != NO_CACHE else 1)[0]

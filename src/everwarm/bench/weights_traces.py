@@ -68,7 +68,7 @@ def record_pass(llm: LLM) -> list[str]:
     """The tensors that one decoded token uses, in order."""
     recorder = Recorder(llm._source)
     model = Transformer(llm.config, recorder, llm.backend)
-    with closing(model.new_kv()) as kv:
+    with closing(llm.new_kv()) as kv:
         recorder.trace.clear()
         model.forward([Span([1], kv, 0)])
     recorder.close()

@@ -15,6 +15,7 @@ import numpy as np
 from everwarm.engine.generate import prefill
 from everwarm.engine.sampler import log_softmax
 from everwarm.errors import ModelError, RequestError
+from everwarm.kv.pool import BlockPool, SequenceKV
 from everwarm.model.transformer import Transformer
 
 
@@ -28,7 +29,11 @@ class Score:
 
 
 def score(
-    model: Transformer, tokens: Sequence[int], window: int, progress: Callable[[int, int], None] | None = None
+    model: Transformer,
+    pool: BlockPool,
+    tokens: Sequence[int],
+    window: int,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Score:
     """Perplexity of `tokens`. Progress is told (tokens done, tokens in all)."""
     if len(tokens) < 2:
@@ -39,7 +44,7 @@ def score(
     for low in range(0, len(tokens), window):
         part = tokens[low : low + window]
         at = 0
-        with closing(model.new_kv()) as kv:
+        with closing(SequenceKV(pool, window)) as kv:
             for logits in prefill(model, kv, part, logits_from=0):
                 targets = np.asarray(part[at + 1 : at + 1 + len(logits)], np.int64)
                 logprobs = log_softmax(logits[: len(targets)])

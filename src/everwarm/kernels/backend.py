@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 F32 = npt.NDArray[np.float32]
+U8 = npt.NDArray[np.uint8]
 Array = Any
 Weight = Any
 Affine = tuple[Weight, F32 | None]
@@ -38,11 +39,42 @@ class Rotary:
     magnitude: float
 
 
-class KV(Protocol):
-    """Keys and values of one sequence."""
+class BlockMemory(Protocol):
+    """Memory for blocks of keys and values, each all layers of `block_tokens` tokens, addressed by handles."""
+
+    block_tokens: int
 
     @property
-    def length(self) -> int: ...
+    def block_bytes(self) -> int: ...
+
+    @property
+    def in_use(self) -> int:
+        """Blocks that are allocated."""
+
+    @property
+    def spare(self) -> int:
+        """Released blocks that still have their memory."""
+
+    def allocate(self, clear: bool = True) -> int:
+        """A block. Without `clear` the caller writes all of it at once."""
+
+    def release(self, block: int) -> None: ...
+
+    def trim(self, keep: int) -> None:
+        """Give back the memory of all but `keep` released blocks."""
+
+    def data(self, block: int) -> U8:
+        """Its bytes, in place; valid until it is released."""
+
+
+class KV(Protocol):
+    """Keys and values of one sequence: handles of blocks, the last of them perhaps not full."""
+
+    length: int
+    blocks: list[int]
+
+    def reserve(self, tokens: int) -> None:
+        """Have blocks for this many tokens in all, which may be written from `length` on."""
 
     def truncate(self, length: int) -> None:
         """Forget the tokens from `length` on."""
@@ -98,6 +130,7 @@ class Backend(Protocol):
     def spent(self) -> Mapping[str, float]:
         """Seconds that operations took since the backend was made: `products`, `attention`, `other`."""
 
-    def new_kv(self, shape: KVShape, capacity: int) -> KV: ...
+    def block_memory(self, shape: KVShape) -> BlockMemory:
+        """Where the KV of this backend's sequences lies. Steps use the memory that was made last."""
 
     def step(self, spans: Sequence[Span], rotary: Rotary) -> AbstractContextManager[Step]: ...

@@ -18,28 +18,10 @@ ALIGNMENT = 64
 _PACKED = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "F16", "BF16", "F32"})
 
 
-class NativeKV:
-    """Keys and values of one sequence: handles of blocks in a pool."""
+class NativeBlocks(_native.KVPool):
+    """The native pool, as a `BlockMemory`."""
 
-    def __init__(self, pool: _native.KVPool, capacity: int) -> None:
-        self.pool = pool
-        self.capacity = capacity
-        self.length = 0
-        self.blocks: list[int] = []
-
-    def reserve(self, tokens: int) -> None:
-        assert tokens <= self.capacity, f"{tokens} tokens in a KV cache for {self.capacity}"
-        while len(self.blocks) * _native.BLOCK < tokens:
-            self.blocks.append(self.pool.allocate())
-
-    def truncate(self, length: int) -> None:
-        assert 0 <= length <= self.length
-        self.length = length
-        while (len(self.blocks) - 1) * _native.BLOCK >= length and self.blocks:
-            self.pool.release(self.blocks.pop())
-
-    def close(self) -> None:
-        self.truncate(0)
+    block_tokens = _native.BLOCK
 
 
 class NativeBackend:
@@ -54,7 +36,7 @@ class NativeBackend:
         self.numerics = (
             f"native {_native.NUMERICS_VERSION}, groups of {_native.GROUP}, blocks of {_native.BLOCK}, KV {kv_type}"
         )
-        self._pool: _native.KVPool | None = None
+        self._blocks: NativeBlocks | None = None
         self._buffers: dict[str, _native.Rows] = {}
         self._stepping = threading.RLock()
 
@@ -93,17 +75,16 @@ class NativeBackend:
         form.attach(data)
         return form
 
-    def new_kv(self, shape: KVShape, capacity: int) -> NativeKV:
-        if self._pool is None:
-            self._pool = _native.KVPool(shape.layers, shape.kv_heads, shape.head_dim, self.kv_type)
-        return NativeKV(self._pool, capacity)
+    def block_memory(self, shape: KVShape) -> NativeBlocks:
+        self._blocks = NativeBlocks(shape.layers, shape.kv_heads, shape.head_dim, self.kv_type)
+        return self._blocks
 
     @contextmanager
     def step(self, spans: Sequence[Span], rotary: Rotary) -> Iterator["NativeStep"]:
+        assert self._blocks is not None, "block_memory comes before the first step"
         with self._stepping:
-            yield NativeStep(self, spans, rotary)
+            yield NativeStep(self, self._blocks, spans, rotary)
             for span in spans:
-                assert isinstance(span.kv, NativeKV)
                 span.kv.length += len(span.tokens)
 
     def rows(self, role: str, width: int) -> _native.Rows:
@@ -117,17 +98,16 @@ class NativeBackend:
 class NativeStep:
     """One step over a flat batch."""
 
-    def __init__(self, backend: NativeBackend, spans: Sequence[Span], rotary: Rotary) -> None:
+    def __init__(self, backend: NativeBackend, blocks: NativeBlocks, spans: Sequence[Span], rotary: Rotary) -> None:
         self._backend = backend
         self._engine = backend.engine
+        self._blocks = blocks
         self._spans = spans
         self._adjacent = rotary.pairing == "adjacent"
         self._batch = _native.Batch()
         for span in spans:
             kv = span.kv
-            assert isinstance(kv, NativeKV)
             kv.reserve(kv.length + len(span.tokens))
-            self._pool = kv.pool
             self._batch.add(kv.length, len(span.tokens), kv.blocks)
         self._batch.turn(rotary.frequencies, rotary.magnitude)
 
@@ -154,9 +134,9 @@ class NativeStep:
     def attention(
         self, layer: int, q: _native.Rows, k: _native.Rows, v: _native.Rows, scale: float, window: int | None
     ) -> _native.Rows:
-        self._engine.store_kv(self._pool, layer, k, v, self._batch)
+        self._engine.store_kv(self._blocks, layer, k, v, self._batch)
         out = self._backend.rows("mixed", q.width)
-        self._engine.attention(self._pool, layer, q, self._batch, scale, window or 0, 0.0, out)
+        self._engine.attention(self._blocks, layer, q, self._batch, scale, window or 0, 0.0, out)
         return out
 
     def add_linear(self, x: _native.Rows, h: _native.Rows, matrix: Affine) -> _native.Rows:

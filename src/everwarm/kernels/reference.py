@@ -1,11 +1,12 @@
 """The reference backend: every operation of the transformer in NumPy, matrix products and attention through BLAS.
 
-In: f32 arrays, one row per token. Out: new f32 arrays; only `KV` keeps state. It is the portable fallback and the
-oracle of native kernels. BLAS may add in another order for another number of rows, so results are compared with a
-tolerance (`exact` is False).
+In: f32 arrays, one row per token. Out: new f32 arrays; only the blocks of the KV keep state. It is the portable
+fallback and the oracle of native kernels. BLAS may add in another order for another number of rows, so results are
+compared with a tolerance (`exact` is False).
 """
 
 import functools
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from threadpoolctl import ThreadpoolController
 
-from everwarm.kernels.backend import F32, Affine, KVShape, Rotary, Span
+from everwarm.kernels.backend import F32, KV, U8, Affine, KVShape, Rotary, Span
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -48,49 +49,60 @@ class BlasThreads:
             yield
 
 
-class ReferenceKV:
-    """Keys and values of one sequence, all layers, in f32. It grows by doubling, up to `capacity` tokens.
+class ReferenceBlocks:
+    """Keys and values in f32, as a `BlockMemory`: each block is an array (2, layers, kv_heads, tokens, head_dim)."""
 
-    `append` writes the new rows of one layer; `advance` makes them part of the sequence once every layer has written.
-    """
+    block_tokens = 64
 
-    def __init__(self, shape: KVShape, capacity: int) -> None:
-        self.length = 0
-        self.capacity = capacity
-        self._buffer = np.empty((2, shape.layers, shape.kv_heads, 0, shape.head_dim), np.float32)
+    def __init__(self, shape: KVShape) -> None:
+        self._shape = (2, shape.layers, shape.kv_heads, self.block_tokens, shape.head_dim)
+        self._blocks: dict[int, F32] = {}
+        self._next = 0
 
     @property
-    def kv_heads(self) -> int:
-        return int(self._buffer.shape[2])
+    def block_bytes(self) -> int:
+        return 4 * math.prod(self._shape)
 
-    def append(self, layer: int, keys: F32, values: F32) -> tuple[F32, F32]:
-        """Write (rows, kv_heads, head_dim) behind the sequence; returns all of it as (kv_heads, tokens, head_dim)."""
-        start, end = self.length, self.length + keys.shape[0]
-        self._reserve(end)
-        self._buffer[0, layer, :, start:end] = keys.transpose(1, 0, 2)
-        self._buffer[1, layer, :, start:end] = values.transpose(1, 0, 2)
-        return self._buffer[0, layer, :, :end], self._buffer[1, layer, :, :end]
+    @property
+    def head_dim(self) -> int:
+        return self._shape[-1]
 
-    def advance(self, rows: int) -> None:
-        self.length += rows
+    @property
+    def in_use(self) -> int:
+        return len(self._blocks)
 
-    def truncate(self, length: int) -> None:
-        assert 0 <= length <= self.length
-        self.length = length
+    @property
+    def spare(self) -> int:
+        return 0
 
-    def close(self) -> None:
-        self.length = 0
-        self._buffer = self._buffer[:, :, :, :0].copy()
+    def allocate(self, clear: bool = True) -> int:
+        self._next += 1
+        self._blocks[self._next] = np.zeros(self._shape, np.float32) if clear else np.empty(self._shape, np.float32)
+        return self._next
 
-    def _reserve(self, tokens: int) -> None:
-        held = self._buffer.shape[3]
-        if tokens <= held:
-            return
-        assert tokens <= self.capacity, f"{tokens} tokens in a KV cache for {self.capacity}"
-        two, layers, kv_heads, _, head_dim = self._buffer.shape
-        grown = np.empty((two, layers, kv_heads, min(max(tokens, 2 * held, 256), self.capacity), head_dim), np.float32)
-        grown[:, :, :, : self.length] = self._buffer[:, :, :, : self.length]
-        self._buffer = grown
+    def release(self, block: int) -> None:
+        del self._blocks[block]
+
+    def trim(self, keep: int) -> None:
+        """Memory goes back when a block is released."""
+
+    def data(self, block: int) -> U8:
+        return self._blocks[block].reshape(-1).view(np.uint8)
+
+    def append(self, kv: KV, layer: int, keys: F32, values: F32) -> tuple[F32, F32]:
+        """Write (rows, kv_heads, head_dim) behind a sequence; returns all of it as (kv_heads, tokens, head_dim)."""
+        end = kv.length + len(keys)
+        row, new = 0, (keys.transpose(1, 0, 2), values.transpose(1, 0, 2))
+        while kv.length + row < end:
+            at = (kv.length + row) % self.block_tokens
+            count = min(self.block_tokens - at, len(keys) - row)
+            block = self._blocks[kv.blocks[(kv.length + row) // self.block_tokens]]
+            for kind in range(2):
+                block[kind, layer, :, at : at + count] = new[kind][:, row : row + count]
+            row += count
+        used = kv.blocks[: -(-end // self.block_tokens)]
+        whole = [np.concatenate([self._blocks[i][kind, layer] for i in used], axis=1)[:, :end] for kind in range(2)]
+        return whole[0], whole[1]
 
 
 class ReferenceBackend:
@@ -102,21 +114,24 @@ class ReferenceBackend:
 
     def __init__(self, threads: int | None) -> None:
         self._blas = BlasThreads(threads)
+        self._blocks: ReferenceBlocks  # set by block_memory, which comes before the first step
         self._spent = {"products": 0.0, "attention": 0.0, "other": 0.0}
 
     def spent(self) -> dict[str, float]:
         return dict(self._spent)
 
-    def new_kv(self, shape: KVShape, capacity: int) -> ReferenceKV:
-        return ReferenceKV(shape, capacity)
+    def block_memory(self, shape: KVShape) -> ReferenceBlocks:
+        self._blocks = ReferenceBlocks(shape)
+        return self._blocks
 
     @contextmanager
     def step(self, spans: Sequence[Span], rotary: Rotary) -> Iterator["ReferenceStep"]:
         with self._blas.limit(sum(len(span.tokens) for span in spans)):
-            yield ReferenceStep(spans, rotary, self._spent)
+            for span in spans:
+                span.kv.reserve(span.kv.length + len(span.tokens))
+            yield ReferenceStep(self._blocks, spans, rotary, self._spent)
         for span in spans:
-            assert isinstance(span.kv, ReferenceKV)
-            span.kv.advance(len(span.tokens))
+            span.kv.length += len(span.tokens)
 
 
 def _timed(kind: str) -> Callable[[Method], Method]:
@@ -139,8 +154,9 @@ def _timed(kind: str) -> Callable[[Method], Method]:
 class ReferenceStep:
     """One step over a flat batch."""
 
-    def __init__(self, spans: Sequence[Span], rotary: Rotary, spent: dict[str, float]) -> None:
+    def __init__(self, blocks: ReferenceBlocks, spans: Sequence[Span], rotary: Rotary, spent: dict[str, float]) -> None:
         self._spent = spent
+        self._blocks = blocks
         self._spans = spans
         self._starts = [span.kv.length for span in spans]
         ends = np.cumsum([len(span.tokens) for span in spans])
@@ -173,11 +189,10 @@ class ReferenceStep:
     def attention(self, layer: int, q: F32, k: F32, v: F32, scale: float, window: int | None) -> F32:
         out = np.empty_like(q)
         for span, start, at in zip(self._spans, self._starts, self._rows, strict=True):
-            kv = span.kv
-            assert isinstance(kv, ReferenceKV)
-            by_head = (at.stop - at.start, kv.kv_heads, -1)
-            keys, values = kv.append(layer, k[at].reshape(by_head), v[at].reshape(by_head))
-            heads = q[at].reshape(by_head[0], -1, keys.shape[-1])
+            rows, head_dim = at.stop - at.start, self._blocks.head_dim
+            by_head = (rows, -1, head_dim)
+            keys, values = self._blocks.append(span.kv, layer, k[at].reshape(by_head), v[at].reshape(by_head))
+            heads = q[at].reshape(by_head)
             out[at] = attention(heads, keys, values, start, scale, window)
         return out
 

@@ -28,9 +28,9 @@ class Transformer:
         self.numerics_id = numerics_id(config, self._rotary, backend)
         self._output = tensors.OUTPUT if tensors.OUTPUT in weights else tensors.EMBEDDING
 
-    def new_kv(self) -> KV:
-        config = self.config
-        return self.backend.new_kv(KVShape(config.layers, config.kv_heads, config.head_dim), config.context)
+    @property
+    def kv_shape(self) -> KVShape:
+        return KVShape(self.config.layers, self.config.kv_heads, self.config.head_dim)
 
     def forward(self, spans: Sequence[Span]) -> F32:
         """Logits (rows asked for, vocab), in the order of the spans."""

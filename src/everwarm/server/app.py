@@ -18,7 +18,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from everwarm.errors import EverwarmError
-from everwarm.llm import DEFAULT_MAX_TOKENS, LLM, Event
+from everwarm.llm import DEFAULT_MAX_TOKENS, LLM, End, Event
 
 
 class ChatRequest(BaseModel):
@@ -74,29 +74,29 @@ def create_app(llm: LLM, name: str) -> FastAPI:
 
     @app.post("/v1/chat/completions")
     def chat(request: ChatRequest) -> Response:
-        tokens = llm.encode_prompt(messages=request.messages)
-        events = llm.stream(
-            tokens=tokens, **request.options()
-        )  # what is wrong with the request shows here, before any output
+        llm.encode_prompt(messages=request.messages)  # what is wrong with the request shows here, before any output
+        events = llm.stream(messages=request.messages, **request.options())
         head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": name}
         if request.stream:
             return StreamingResponse(_chunks(events, turn, head), media_type="text/event-stream")
         with turn:
-            done = list(events)
-        message = {"role": "assistant", "content": "".join(event.text for event in done)}
-        choice = {"index": 0, "message": message, "finish_reason": done[-1].finish_reason, "logprobs": None}
+            *done, end = events
+        assert isinstance(end, End)
+        said = [event for event in done if isinstance(event, Event)]
+        message = {"role": "assistant", "content": "".join(event.text for event in said)}
+        choice = {"index": 0, "message": message, "finish_reason": said[-1].finish_reason, "logprobs": None}
         usage = {
-            "prompt_tokens": len(tokens),
-            "completion_tokens": len(done),
-            "total_tokens": len(tokens) + len(done),
-            "prompt_tokens_details": {"cached_tokens": 0},
+            "prompt_tokens": end.receipt.prompt_tokens,
+            "completion_tokens": len(said),
+            "total_tokens": end.receipt.prompt_tokens + len(said),
+            "prompt_tokens_details": {"cached_tokens": end.receipt.cached_tokens},
         }
         return JSONResponse(head | {"object": "chat.completion", "choices": [choice], "usage": usage})
 
     return app
 
 
-def _chunks(events: Iterator[Event], turn: threading.Lock, head: dict[str, Any]) -> Iterator[str]:
+def _chunks(events: Iterator[Event | End], turn: threading.Lock, head: dict[str, Any]) -> Iterator[str]:
     """Server-sent events: the role first, then text as it comes, the reason of the end last."""
 
     def chunk(delta: dict[str, str], finish: str | None = None) -> str:
@@ -109,6 +109,8 @@ def _chunks(events: Iterator[Event], turn: threading.Lock, head: dict[str, Any])
             event = next(events, None)
         if event is None:
             break
+        if isinstance(event, End):
+            continue
         if event.text:
             yield chunk({"content": event.text})
         if event.finish_reason:

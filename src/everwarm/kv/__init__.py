@@ -1,0 +1,1 @@
+"""KV caches: blocks in memory, agents that own them, the disk that keeps them. Sees bytes and token ids, no model."""

@@ -1,0 +1,163 @@
+"""An agent on disk: its name, its token history, the text those tokens came from, and the blocks that hold its KV.
+
+A manifest is replaced as a whole; its generation goes up by one each time. Tensors of the file: `tokens` (U32),
+`blocks` (U8, one row of 16 bytes per block name) and `text` (U8, zlib-compressed JSON: the runs and, if there are any,
+the messages).
+"""
+
+import hashlib
+import json
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from everwarm.errors import StoreError
+from everwarm.kv import container
+from everwarm.kv.chain import KEY_BYTES, U32, Key
+from everwarm.types import Run, Segment
+
+FORMAT = "everwarm-agent"
+VERSION = "1"
+_MOST_TEXT = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What is kept of an agent."""
+
+    tenant: str
+    name: str
+    generation: int
+    salt: str  # hex; the root that its blocks hang from
+    weights_id: str
+    numerics_id: str
+    layout: str
+    model: str  # for people
+    kv_type: str
+    tokens: U32  # u32: all of the history
+    kv_tokens: int  # of these have blocks
+    blocks: tuple[Key, ...]
+    runs: tuple[Run, ...]  # the text of the tokens
+    messages: tuple[Any, ...] | None = None  # as the caller sent them, with the answer
+    text_digest: str = ""
+    anonymous: bool = False
+    pinned: bool = False
+    created: float = 0.0
+    used: float = 0.0
+
+    def as_next(self, **changes: Any) -> "Manifest":
+        return replace(self, generation=self.generation + 1, **changes)
+
+
+def text_digests(runs: Sequence[Run | Segment]) -> list[str]:
+    """Names for the beginnings of a rendered text that end with a run: histories that spell the same have the same.
+    `runs` are merged.
+    """
+    digest, digests = hashlib.blake2b(digest_size=16), []
+    for run in runs:
+        text = run.text.encode("utf-8", "surrogatepass")
+        digest.update(b"%d:%d:" % (run.special, len(text)) + text)
+        digests.append(digest.hexdigest())
+    return digests
+
+
+def merged(runs: Sequence[Run]) -> tuple[Run, ...]:
+    """Neighbouring texts as one: what was said in pieces (a prompt's end and the answer) is one text later."""
+    out: list[Run] = []
+    for run in runs:
+        if out and not run.special and not out[-1].special:
+            out[-1] = Run(out[-1].text + run.text, False, out[-1].tokens + run.tokens)
+        else:
+            out.append(run)
+    return tuple(out)
+
+
+def file_name(tenant: str, name: str) -> str:
+    """Names are user input: they never become part of a path."""
+    said = tenant.encode("utf-8", "surrogatepass") + b"\0" + name.encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(said, digest_size=16).hexdigest() + ".safetensors"
+
+
+def encode(manifest: Manifest) -> list[container.Part]:
+    body = {"runs": [[run.text, int(run.special), run.tokens] for run in manifest.runs], "messages": manifest.messages}
+    text = np.frombuffer(zlib.compress(json.dumps(body).encode(), 1), np.uint8)
+    blocks = np.frombuffer(b"".join(manifest.blocks), np.uint8).reshape(-1, KEY_BYTES)
+    tokens = np.asarray(manifest.tokens, "<u4")
+    said = {
+        "format": FORMAT,
+        "version": VERSION,
+        "tenant": json.dumps(manifest.tenant),
+        "name": json.dumps(manifest.name),
+        "generation": str(manifest.generation),
+        "salt": manifest.salt,
+        "weights_id": manifest.weights_id,
+        "numerics_id": manifest.numerics_id,
+        "layout": manifest.layout,
+        "model": manifest.model,
+        "kv_type": manifest.kv_type,
+        "kv_tokens": str(manifest.kv_tokens),
+        "text_digest": manifest.text_digest,
+        "anonymous": str(int(manifest.anonymous)),
+        "pinned": str(int(manifest.pinned)),
+        "created": repr(manifest.created),
+        "used": repr(manifest.used),
+    }
+    return container.encode(
+        said,
+        [
+            (container.Tensor("tokens", "U32", tokens.shape), tokens),
+            (container.Tensor("blocks", "U8", blocks.shape), blocks),
+            (container.Tensor("text", "U8", text.shape), text),
+        ],
+    )
+
+
+def decode(file: bytes, with_text: bool = True) -> Manifest:
+    """Raises StoreError unless it is whole and of a version that can be read. Without text, runs are empty."""
+    said, tensors = container.decode(file)
+    if said.get("format") != FORMAT:
+        raise StoreError(f"format {said.get('format')!r}, expected {FORMAT!r}")
+    if said.get("version") != VERSION:
+        raise StoreError(f"version {said.get('version')!r} of the format, this everwarm reads {VERSION}")
+    try:
+        body: dict[str, Any] = _body(tensors["text"]) if with_text else {"runs": (), "messages": None}
+        blocks = tensors["blocks"].reshape(-1, KEY_BYTES)
+        manifest = Manifest(
+            tenant=str(json.loads(said["tenant"])),
+            name=str(json.loads(said["name"])),
+            generation=int(said["generation"]),
+            salt=bytes.fromhex(said["salt"]).hex(),
+            weights_id=said["weights_id"],
+            numerics_id=said["numerics_id"],
+            layout=said["layout"],
+            model=said["model"],
+            kv_type=said["kv_type"],
+            tokens=tensors["tokens"].reshape(-1),
+            kv_tokens=int(said["kv_tokens"]),
+            blocks=tuple(Key(row.tobytes()) for row in blocks),
+            runs=tuple(Run(str(text), bool(special), int(count)) for text, special, count in body["runs"]),
+            messages=None if body["messages"] is None else tuple(body["messages"]),
+            text_digest=said["text_digest"],
+            anonymous=said["anonymous"] == "1",
+            pinned=said["pinned"] == "1",
+            created=float(said["created"]),
+            used=float(said["used"]),
+        )
+    except (KeyError, ValueError, TypeError, zlib.error, RecursionError) as error:
+        raise StoreError(f"a field can't be read: {error!r}") from None
+    if not 0 <= manifest.kv_tokens <= len(manifest.tokens) or min((run.tokens for run in manifest.runs), default=0) < 0:
+        raise StoreError("counts of tokens that can't be")
+    if with_text and sum(run.tokens for run in manifest.runs) != len(manifest.tokens):
+        raise StoreError("the text does not belong to the tokens")
+    return manifest
+
+
+def _body(text: container.Array) -> Any:
+    inflate = zlib.decompressobj()
+    plain = inflate.decompress(text.tobytes(), _MOST_TEXT)
+    if inflate.unconsumed_tail:
+        raise StoreError(f"a text of more than {_MOST_TEXT:,} bytes")
+    return json.loads(plain)

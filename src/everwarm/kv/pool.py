@@ -1,0 +1,127 @@
+"""Blocks in memory, each with a count of its owners, under a byte budget; and sequences that grow in them.
+
+A block that has more than one owner is never written: a sequence copies it first. When the budget is full, `make_room`
+is asked to let go of blocks that no sequence uses.
+"""
+
+import threading
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from everwarm.errors import CapacityError
+from everwarm.kernels.backend import U8, BlockMemory
+
+MOST_SPARE = 256 << 20
+"""Bytes of released memory that are kept for the next blocks: filling fresh memory takes twice as long or more."""
+
+
+class BlockPool:
+    """Who owns which block. `lock` guards it, and all that is decided from its counts."""
+
+    def __init__(self, memory: BlockMemory, budget: int | None = None) -> None:
+        self.memory = memory
+        self.lock = threading.RLock()
+        self.make_room: Callable[[int], None] = lambda blocks: None
+        self.block_tokens, self.block_bytes = memory.block_tokens, memory.block_bytes
+        self.resize(budget)
+        self._owners: dict[int, int] = {}
+
+    def resize(self, budget: int | None) -> None:
+        self.budget = budget
+        self.most_blocks = None if budget is None else budget // self.block_bytes
+        self._most_spare = min(MOST_SPARE, MOST_SPARE if budget is None else budget // 8) // self.block_bytes
+
+    @property
+    def in_use(self) -> int:
+        return len(self._owners)
+
+    @property
+    def bytes_in_use(self) -> int:
+        return len(self._owners) * self.block_bytes
+
+    def allocate(self, clear: bool = True) -> int:
+        """A block with one owner. Raises CapacityError if the budget is taken by sequences that run."""
+        return self.allocate_many(1, clear)[0]
+
+    def allocate_many(self, count: int, clear: bool = True) -> list[int]:
+        """All of them or none."""
+        with self.lock:
+            if self.most_blocks is not None and self.in_use + count > self.most_blocks:
+                self.make_room(self.in_use + count - self.most_blocks)
+                if self.in_use + count > self.most_blocks:
+                    raise CapacityError(
+                        f"KV budget: {self.budget:,} bytes hold {self.most_blocks} blocks of {self.block_tokens} "
+                        f"tokens, {self.in_use} are in use and {count} more are needed: give a larger --kv-budget"
+                    )
+                # Spare memory counts, too: what was let go of is used again at once, the rest goes back.
+            blocks = [self.memory.allocate(clear) for _ in range(count)]
+            if self.most_blocks is not None:
+                self.memory.trim(max(0, min(self._most_spare, self.most_blocks - self.in_use - count)))
+            for block in blocks:
+                self._owners[block] = 1
+            return blocks
+
+    def hold(self, block: int) -> int:
+        """One more owner."""
+        with self.lock:
+            self._owners[block] += 1
+        return block
+
+    def drop(self, blocks: Iterable[int]) -> None:
+        """One owner fewer for each; what has none left is released."""
+        with self.lock:
+            for block in blocks:
+                self._owners[block] -= 1
+                if self._owners[block] == 0:
+                    del self._owners[block]
+                    self.memory.release(block)
+            if self.memory.spare > self._most_spare:
+                self.memory.trim(self._most_spare)
+
+    def owners(self, block: int) -> int:
+        with self.lock:
+            return self._owners.get(block, 0)
+
+    def data(self, block: int) -> U8:
+        return self.memory.data(block)
+
+    def copy(self, block: int) -> int:
+        """A block of one's own with the same bytes."""
+        own = self.allocate(clear=False)
+        np.copyto(self.data(own), self.data(block))
+        return own
+
+
+class SequenceKV:
+    """Keys and values of one sequence: it owns each of its blocks, perhaps together with others."""
+
+    def __init__(self, pool: BlockPool, capacity: int) -> None:
+        self.pool = pool
+        self.capacity = capacity
+        self.length = 0
+        self.blocks: list[int] = []
+
+    def reserve(self, tokens: int) -> None:
+        """Blocks for this many tokens in all; those from `length` on belong to this sequence alone."""
+        assert tokens <= self.capacity, f"{tokens} tokens in a KV cache for {self.capacity}"
+        size = self.pool.block_tokens
+        first = self.length // size
+        if self.length % size and tokens > self.length and self.pool.owners(self.blocks[first]) > 1:
+            shared, self.blocks[first] = self.blocks[first], self.pool.copy(self.blocks[first])
+            self.pool.drop([shared])
+        missing = -(-tokens // size) - len(self.blocks)
+        if missing > 0:
+            self.blocks += self.pool.allocate_many(missing)
+
+    def truncate(self, length: int) -> None:
+        assert 0 <= length <= self.length
+        self.length = length
+        kept = -(-length // self.pool.block_tokens)
+        self.pool.drop(self.blocks[kept:])
+        del self.blocks[kept:]
+
+    def close(self) -> None:
+        """Give the blocks back. What else owns them keeps them."""
+        self.pool.drop(self.blocks)
+        self.blocks, self.length = [], 0

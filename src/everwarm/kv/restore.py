@@ -1,0 +1,138 @@
+"""Bringing blocks back from disk into the pool, several at a time, each verified before its first use.
+
+Reading is not always the shorter way: a few tokens on a slow disk are sooner computed again. Both speeds are measured
+as they occur.
+"""
+
+import logging
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from everwarm.errors import CapacityError
+from everwarm.kv.disk import BlockName, CorruptError
+from everwarm.kv.pool import SequenceKV
+from everwarm.kv.receipt import Receipt
+from everwarm.kv.tree import Node
+
+if TYPE_CHECKING:
+    from everwarm.kv.store import AgentStore
+
+_log = logging.getLogger(__name__)
+
+READERS = 2
+_executor: ThreadPoolExecutor | None = None
+
+
+class Speed:
+    """Seconds per unit, as measured: a mean in which the latest counts a quarter."""
+
+    def __init__(self) -> None:
+        self.seconds: float | None = None
+
+    def measured(self, units: float, seconds: float) -> None:
+        if units > 0:
+            each = seconds / units
+            self.seconds = each if self.seconds is None else 0.75 * self.seconds + 0.25 * each
+
+
+def restore(store: "AgentStore", kv: SequenceKV, nodes: list[Node], receipt: Receipt) -> tuple[int, str]:
+    """Make `nodes` the blocks of an empty sequence, reading what is not in memory. Returns how many of them it has, and
+    why not more.
+    """
+    started = time.perf_counter()
+    with store.lock:
+        held = {i: store.pool.hold(node.block) for i, node in enumerate(nodes) if node.block is not None}
+    missing = [i for i in range(len(nodes)) if i not in held]
+    usable, why = len(nodes), ""
+    if missing and not _worth_it(store, len(missing)):
+        usable, why = missing[0], "computing is faster than reading"
+        missing = []
+    read: list[int] = []
+    if missing:
+        try:
+            read = store.pool.allocate_many(len(missing), clear=False)
+        except CapacityError as full:
+            usable, why, missing = missing[0], str(full), []
+    failures = _read_all(store, [(nodes[i], block) for i, block in zip(missing, read, strict=True)])
+    done = 0
+    with store.lock:
+        for i, block, error in zip(missing, read, failures, strict=True):
+            if error is None:
+                done += 1
+                held[i] = _made_hot(store, nodes[i], block)
+            else:
+                store.pool.drop([block])
+                if i < usable:
+                    usable, why = i, error
+    kv.blocks = [held.pop(i) for i in range(usable)]
+    kv.length = usable * store.pool.block_tokens
+    store.pool.drop(held.values())
+    spent = time.perf_counter() - started
+    if done:
+        receipt.restored_blocks, receipt.restored_bytes = done, done * store.pool.block_bytes
+        receipt.restore_s = spent
+        store.read_speed.measured(done, spent)
+        store.counters["restored_blocks"] += done
+        store.counters["restored_bytes"] += receipt.restored_bytes
+        store.seconds["restore"] += spent
+    receipt.tier = "warm" if any(i < usable for i in missing) else "hot"
+    return usable, why
+
+
+def _worth_it(store: "AgentStore", blocks: int) -> bool:
+    read, compute = store.read_speed.seconds, store.compute_speed.seconds
+    if store.restore == "always" or read is None or compute is None:
+        return True
+    return blocks * read <= blocks * store.pool.block_tokens * compute
+
+
+def _read_all(store: "AgentStore", wanted: list[tuple[Node, int]]) -> list[str | None]:
+    """For each block None, or what was wrong with its file."""
+
+    def read(node: Node, block: int) -> str | None:
+        assert store.disk is not None
+        assert node.parent is not None
+        try:
+            store.disk.get(BlockName(node.key, node.parent.key, node.tokens), [store.pool.data(block)])
+        except FileNotFoundError:
+            return _lost(store, node, node.lost or "its file is gone")
+        except CorruptError as error:
+            store.disk.quarantine(store.disk.block_path(node.key))
+            store.counters["corrupt"] += 1
+            _log.error("block %s: %s; moved to quarantine", node.key.hex(), error)
+            return _lost(store, node, str(error))
+        except OSError as error:
+            store.counters["read_errors"] += 1
+            return _lost(store, node, str(error))
+        return None
+
+    if len(wanted) < 4:
+        return [read(node, block) for node, block in wanted]
+    return list(_readers().map(lambda pair: read(*pair), wanted))
+
+
+def _lost(store: "AgentStore", node: Node, why: str) -> str:
+    with store.lock:
+        if node.on_disk:
+            node.on_disk, node.lost = False, why
+            store.warm.forgotten(node)
+    return why
+
+
+def _made_hot(store: "AgentStore", node: Node, block: int) -> int:
+    """The tree owns the block, too; if another turn was faster, its block is the one."""
+    if node.block is None:
+        node.block = store.pool.hold(block)
+        store.hot.touch([node])
+    else:
+        store.pool.hold(node.block)
+        store.pool.drop([block])
+    return node.block
+
+
+def _readers() -> ThreadPoolExecutor:
+    global _executor
+    if _executor is None:
+        _executor = ThreadPoolExecutor(READERS, "everwarm-reader")
+    return _executor

@@ -1,0 +1,482 @@
+"""The agent store: who owns which history, and in which tier its blocks are.
+
+    turn = store.open_turn("alice")       waits until alice has no other turn; her history is in `turn.history`
+    receipt = turn.acquire(tokens)        blocks of the longest prefix that is known: hot, or read from disk
+    ... compute behind turn.kv; turn.append(tokens) after each step ...
+    turn.commit(...)                      the history is saved; `receipt.committed` says so
+    turn.release()
+
+Invariants: a block in the tree is never written again. A node is dropped from memory only when it is on disk, or when
+nothing can be written. `lock` guards the tree, the counts and the agents; no file is touched under it.
+"""
+
+import logging
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from itertools import count
+from pathlib import Path
+
+from everwarm.errors import StoreError
+from everwarm.kv.chain import root_key, token_bytes
+from everwarm.kv.disk import DirectoryStore, ModelIds
+from everwarm.kv.files import Files
+from everwarm.kv.manifest import Manifest
+from everwarm.kv.others import elsewhere
+from everwarm.kv.owner import DEFAULT_TENANT, StoreLock, Tenants
+from everwarm.kv.pool import BlockPool
+from everwarm.kv.receipt import Receipt
+from everwarm.kv.recency import Recency
+from everwarm.kv.restore import Speed
+from everwarm.kv.tree import Node, Tree
+from everwarm.kv.turn import History, Turn
+from everwarm.kv.warm import WarmTier
+from everwarm.kv.writer import Writer
+
+_log = logging.getLogger(__name__)
+
+MOST_NAME = 256
+QUEUE_BYTES = 256 << 20
+
+
+@dataclass(slots=True, eq=False)
+class Agent:
+    """What is kept in memory of an agent. Its text is read from disk when a turn begins."""
+
+    tenant: str
+    name: str
+    anonymous: bool = False
+    pinned: bool = False
+    generation: int = 0
+    tokens: int = 0
+    kv_tokens: int = 0
+    salt: bytes = b""
+    leaf: Node | None = None  # the end of its chain
+    created: float = 0.0
+    used: float = 0.0
+    manifest_bytes: int = 0
+    text_digest: str = ""
+    unsaved: Manifest | None = None  # not on disk, or newer than what is there
+    turn: threading.Lock = field(default_factory=threading.Lock)
+    waiting: int = 0  # turns that are open or wait
+
+    def chain(self) -> list[Node]:
+        return self.leaf.path() if self.leaf else []
+
+
+class AgentStore:
+    """All agents of one model."""
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        ids: ModelIds,
+        root: Path | None,
+        *,
+        quota: int = 0,
+        most_age_s: float | None = None,
+        durability: str = "turn",
+        restore: str = "auto",
+        exact: bool = True,
+        files: Files | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`root` None keeps everything in memory. Where another process writes, or nothing can be written, the store
+        only reads: `read_only` says why.
+        """
+        self.pool = pool
+        self.ids = ids
+        self.exact = exact
+        self.durability = durability
+        self.restore = restore
+        self.clock = clock
+        self.lock = pool.lock
+        self.tree = Tree(pool.block_tokens)
+        self.agents: dict[tuple[str, str], Agent] = {}
+        self.by_text: dict[tuple[str, str], Agent] = {}  # anonymous ones, by tenant and digest of their text
+        self.counters: Counter[str] = Counter()
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self.hot = Recency()
+        self.read_speed, self.compute_speed = Speed(), Speed()  # seconds per block; per token
+        self.writer = Writer(QUEUE_BYTES)
+        self.disk: DirectoryStore | None = None
+        self.read_only = "" if root is not None else "the store is switched off"
+        self._lock_file: StoreLock | None = None
+        files = files or Files()
+        if root is not None:
+            self.disk = DirectoryStore(root, ids, files)
+            self._open(root, files)
+        self.tenants = Tenants(root, files, writing=not self.read_only)
+        self.warm = WarmTier(self, quota)
+        if self.disk is not None:
+            self.warm.scan(most_age_s)
+        pool.make_room = self._make_room
+
+    def _open(self, root: Path, files: Files) -> None:
+        assert self.disk is not None
+        try:
+            root.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._lock_file = StoreLock(root)
+            self.disk.prepare()
+        except (OSError, StoreError) as error:
+            self.read_only = str(error)
+            _log.warning("agents are not saved: %s", error)
+
+    # Turns ------------------------------------------------------------------------------------------------------------
+
+    def open_turn(self, name: str | None, capacity: int, tenant: str = "") -> Turn:
+        """Wait for the agent's turn; it may grow to `capacity` tokens. Without a name, the conversation gets one from
+        its content.
+        """
+        tenant = check_name(tenant or DEFAULT_TENANT, "tenant")
+        if name is None:
+            return Turn(self, None, tenant, capacity)
+        check_name(name, "agent")
+        with self.lock:
+            agent = self.new_agent(tenant, name)
+            agent.waiting += 1
+        agent.turn.acquire()
+        try:
+            return Turn(self, agent, tenant, capacity)
+        except BaseException:
+            self.end_turn(agent)
+            raise
+
+    def new_agent(self, tenant: str, name: str) -> Agent:
+        """The agent of this name, made if it is not known; nothing is kept of it unless it says something."""
+        with self.lock:
+            if (tenant, name) not in self.agents:
+                self.agents[tenant, name] = Agent(tenant, name, created=self.clock())
+            return self.agents[tenant, name]
+
+    def continue_anonymous(self, turn: Turn, digests: list[str]) -> None:
+        """Let a conversation without a name go on from one whose text is a beginning of its own, the longest first.
+        `digests` are those of its beginnings, the shortest first. One that is being continued already is left alone:
+        this one forks.
+        """
+        with self.lock:
+            for digest in reversed(digests):
+                agent = self.by_text.get((turn.tenant, digest))
+                if agent is not None and self._claim(agent):
+                    turn.adopt(agent)
+                    return
+
+    def own_new(self, name: str, tenant: str) -> Agent:
+        """An anonymous agent of this name whose turn is owned; of a similar name if it is busy."""
+        with self.lock:
+            for number in count():
+                agent = self.new_agent(tenant, f"{name}-{number}" if number else name)
+                if (agent.anonymous or not agent.generation) and self._claim(agent):
+                    agent.anonymous = agent.anonymous or not agent.generation
+                    return agent
+        raise AssertionError
+
+    def _claim(self, agent: Agent) -> bool:
+        if not agent.turn.acquire(blocking=False):
+            return False
+        agent.waiting += 1
+        return True
+
+    def end_turn(self, agent: Agent) -> None:
+        with self.lock:
+            agent.waiting -= 1
+            if not agent.waiting and not agent.generation and not agent.unsaved:
+                self.agents.pop((agent.tenant, agent.name), None)  # it has never said anything
+        agent.turn.release()
+
+    def history(self, agent: Agent) -> History:
+        """What it has heard and said, with the text. Read from disk: only then is there anything to read."""
+        if agent.unsaved is not None:
+            return History.of(agent.unsaved)
+        if agent.generation == 0 or self.disk is None:
+            return History()
+        try:
+            return History.of(self.disk.load(agent.tenant, agent.name))
+        except (OSError, StoreError) as error:
+            self.counters["corrupt"] += 1
+            _log.error("agent %s: its manifest can't be read: %s", agent.name, error)
+            return History(lost=f"manifest: {error}")
+
+    def count_lookup(self, receipt: Receipt) -> None:
+        self.counters[f"lookups_{receipt.tier}"] += 1
+        self.counters["cached_tokens"] += receipt.cached_tokens
+        self.counters["prompt_tokens"] += receipt.prompt_tokens
+
+    def why_unknown(self, tenant: str, agent: Agent | None) -> str:
+        """Why nothing is known of a history: perhaps it belongs to another model."""
+        if agent is None:
+            return "no prefix of it is known"
+        found = elsewhere(self.disk, tenant, agent.name) if self.disk is not None else None
+        if found is None:
+            return "no such agent"
+        if found.weights_id != self.ids.weights_id:
+            return f"other model: its history is of {found.model}"
+        if found.kv_type != self.ids.kv_type:
+            return f"other kv type: its history is in {found.kv_type}, this model runs with {self.ids.kv_type}"
+        return "other numerics: its history was computed by other kernels or settings"
+
+    def why_lost(self, agent: Agent | None, cached_tokens: int) -> str:
+        """Why the block after these tokens is not there."""
+        with self.lock:
+            for node in agent.chain() if agent is not None else []:
+                if node.end > cached_tokens and not node.available:
+                    return node.lost or "evicted by quota"
+        return ""
+
+    def roots(self, tenant: str, agent: Agent | None) -> list[tuple[bytes, Node]]:
+        """Where a history may begin: the agent's own salt (of an import), its tenant's."""
+        salts = [agent.salt] if agent is not None and agent.salt else []
+        own = self.tenants.salt(tenant)
+        return [(salt, self.root(salt)) for salt in dict.fromkeys([*salts, own])]
+
+    def root(self, salt: bytes) -> Node:
+        return self.tree.root(root_key(salt, self.ids.layout.digest, self.ids.weights_id, self.ids.numerics_id))
+
+    # Blocks -----------------------------------------------------------------------------------------------------------
+
+    def seal(self, parent: Node, tokens: bytes, block: int) -> tuple[Node, int]:
+        """Make a block known that will not be written any more. Returns its node and the block to use from now on: if
+        the same was computed before, that one.
+        """
+        with self.lock:
+            node = self.tree.child(parent, tokens)
+            node.lost = ""
+            if node.block is None:
+                node.block = self.pool.hold(block)
+            elif node.block != block:
+                self.pool.hold(node.block)
+                self.pool.drop([block])
+            self.hot.touch([node])
+            return node, node.block
+
+    def save_block(self, node: Node) -> None:
+        """Have a block written. Waits if the writer is far behind."""
+        with self.lock:
+            if self.read_only or node.on_disk or node.writing or node.block is None:
+                return
+            node.writing = True
+            block = self.pool.hold(node.block)
+        self.writer.submit(lambda: self.warm.write(node, block), self.pool.block_bytes)
+
+    def _make_room(self, blocks: int) -> None:
+        """Let go of so many blocks that no sequence uses: first what can come back from disk, then, if saving has
+        failed, what can only be computed again.
+        """
+        with self.lock:
+            for forced in (False, True):
+                for node in self.hot.oldest_first():
+                    if blocks <= 0:
+                        return
+                    if not node.pinned and self.cool(node, forced):
+                        blocks -= 1
+                        self.counters["hot_evictions"] += 1
+
+    def cool(self, node: Node, forced: bool = False) -> bool:
+        """Drop a block from memory if nobody computes with it or writes it, and it can come back or nobody wants it."""
+        if node.block is None or self.pool.owners(node.block) > 1:
+            return False
+        unwanted = not (node.owned or node.claims)
+        if not (node.on_disk or self.read_only or unwanted or forced):
+            return False
+        self.pool.drop([node.block])
+        node.block = None
+        self.hot.discard(node)
+        if not node.on_disk:
+            node.lost = self.read_only or "dropped from memory before it could be saved"
+        self.tree.forget(node)
+        return True
+
+    # Agents -----------------------------------------------------------------------------------------------------------
+
+    def find(self, name: str, tenant: str = "") -> Agent:
+        agent = self.agents.get((tenant or DEFAULT_TENANT, name))
+        if agent is None or not (agent.generation or agent.unsaved):
+            raise StoreError(f"no such agent: {name[:MOST_NAME]!r}")
+        return agent
+
+    def evict(self, name: str, tenant: str = "") -> int:
+        """Drop an agent's blocks from memory, those that no other agent owns; bytes that were freed. What is not saved
+        is saved first; if that fails, everything stays and StoreError says why.
+        """
+        agent = self.find(name, tenant)
+        with self._turn_of(agent):
+            if agent.unsaved is not None and self.disk is not None:
+                self.save(agent, agent.unsaved, agent.chain()).result()
+            self.writer.flush()
+            freed = 0
+            with self.lock:
+                for node in reversed(agent.chain()):
+                    if node.named + node.anonymous == 1 and self.cool(node):
+                        freed += self.pool.block_bytes
+            return freed
+
+    def fork(self, name: str, new: str, tenant: str = "") -> None:
+        """Another agent with the same history. Costs one manifest."""
+        check_name(new, "agent")
+        agent = self.find(name, tenant)
+        with self._turn_of(agent):
+            now = self.clock()
+            manifest = replace(
+                self.manifest(agent), name=new, generation=1, created=now, used=now, anonymous=False, pinned=False
+            )
+            with self.lock:
+                if (agent.tenant, new) in self.agents:
+                    raise StoreError(f"agent {new!r} exists already; remove it first")
+                copy = self.new_agent(agent.tenant, new)
+            self._change(copy, manifest, agent.chain())
+
+    def pin(self, name: str, pinned: bool = True, tenant: str = "") -> None:
+        """A pinned agent's blocks stay: in memory while they are there, and on disk."""
+        agent = self.find(name, tenant)
+        with self._turn_of(agent):
+            self._change(agent, self.manifest(agent).as_next(pinned=pinned), agent.chain())
+
+    def delete(self, name: str, tenant: str = "") -> None:
+        """Remove an agent and the blocks that nobody else owns."""
+        agent = self.find(name, tenant)
+        with self._turn_of(agent):
+            chain = agent.chain()
+            if self.disk is not None:
+                self._may_write()
+                self.writer.submit(lambda: self.warm.remove(agent)).result()
+            with self.lock:
+                self._count(agent, -1)
+                self.by_text.pop((agent.tenant, agent.text_digest), None)
+                agent.leaf, agent.generation, agent.unsaved = None, 0, None
+                for node in reversed(chain):
+                    if not node.owned:
+                        self.cool(node)
+                    self.tree.forget(node)
+
+    def manifest(self, agent: Agent) -> Manifest:
+        """All that is known of an agent, from disk if it is there."""
+        if agent.unsaved is not None:
+            return agent.unsaved
+        assert self.disk is not None
+        try:
+            return self.disk.load(agent.tenant, agent.name)
+        except (OSError, StoreError) as error:
+            raise StoreError(f"agent {agent.name!r}: {error}") from None
+
+    def save(self, agent: Agent, manifest: Manifest, chain: list[Node]) -> "Future[int]":
+        """The agent has this history from now on; the future tells when it is on disk, and how many bytes that took
+        just now.
+        """
+        superseded = self.own(agent, manifest, chain)
+        if self.read_only:
+            refused: Future[int] = Future()
+            refused.set_exception(StoreError(f"agent {agent.name!r} was not saved: {self.read_only}"))
+            return refused
+        return self.writer.submit(lambda: self.warm.commit(agent, manifest, chain, superseded))
+
+    def _change(self, agent: Agent, manifest: Manifest, chain: list[Node]) -> None:
+        if self.disk is not None:
+            self._may_write()
+            self.save(agent, manifest, chain).result()
+        else:
+            self.own(agent, manifest, chain)
+
+    def own(self, agent: Agent, manifest: Manifest, chain: list[Node]) -> Node | None:
+        """The agent owns this chain from now on, and no longer what it owned before. Returns the partial block that its
+        history ended with until now, if nobody owns it any more.
+        """
+        with self.lock:
+            before = agent.leaf
+            self._count(agent, -1)
+            self.by_text.pop((agent.tenant, agent.text_digest), None)
+            agent.anonymous, agent.pinned = manifest.anonymous, manifest.pinned
+            agent.generation, agent.salt = manifest.generation, bytes.fromhex(manifest.salt)
+            agent.tokens, agent.kv_tokens = len(manifest.tokens), manifest.kv_tokens
+            agent.created, agent.used = manifest.created, manifest.used
+            agent.leaf = chain[-1] if chain else None
+            agent.unsaved = manifest
+            agent.text_digest = manifest.text_digest
+            if agent.anonymous:
+                self.by_text[agent.tenant, agent.text_digest] = agent
+            self._count(agent, +1)
+            self.hot.touch(node for node in reversed(chain) if node.block is not None)
+            self.warm.touch(chain)
+            partial = before is not None and len(before.tokens) < 4 * self.pool.block_tokens
+            return before if partial and before is not None and not before.owned else None
+
+    def chain_of(self, manifest: Manifest) -> list[Node] | None:
+        """The nodes of a manifest's blocks, made if they are not known; None if they don't bear its tokens' names."""
+        size = 4 * self.pool.block_tokens
+        tokens = token_bytes(manifest.tokens)[: 4 * manifest.kv_tokens]
+        node, chain = self.root(bytes.fromhex(manifest.salt)), []
+        for number, key in enumerate(manifest.blocks):
+            node = self.tree.child(node, tokens[number * size : (number + 1) * size])
+            chain.append(node)
+            if node.key != key or not node.tokens:
+                break
+        else:
+            if len(chain) * size >= len(tokens):
+                return chain
+        for node in reversed(chain):
+            self.tree.forget(node)
+        return None
+
+    def _count(self, agent: Agent, change: int) -> None:
+        for node in agent.chain():
+            if agent.anonymous:
+                node.anonymous += change
+            else:
+                node.named += change
+            node.pinned += change if agent.pinned else 0
+
+    def _turn_of(self, agent: Agent) -> "_Owned":
+        return _Owned(self, agent)
+
+    def _may_write(self) -> None:
+        if self.read_only:
+            raise StoreError(f"agents can't be changed: {self.read_only}")
+
+    # Life -------------------------------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Wait until everything that was handed over is on disk."""
+        self.writer.flush()
+
+    def close(self) -> None:
+        """Write what is left; free the memory; let others write."""
+        self.writer.close()
+        with self.lock:
+            for node in list(self.tree.nodes.values()):
+                if node.block is not None:
+                    self.pool.drop([node.block])
+                    node.block = None
+        if self._lock_file is not None:
+            self._lock_file.release()
+            self._lock_file = None
+
+
+class _Owned:
+    """A turn that is not for talking."""
+
+    def __init__(self, store: AgentStore, agent: Agent) -> None:
+        self._store, self._agent = store, agent
+
+    def __enter__(self) -> None:
+        with self._store.lock:
+            self._agent.waiting += 1
+        self._agent.turn.acquire()
+        if not (self._agent.generation or self._agent.unsaved):
+            self._store.end_turn(self._agent)
+            raise StoreError(f"no such agent: {self._agent.name!r}")
+
+    def __exit__(self, *error: object) -> None:
+        self._store.end_turn(self._agent)
+
+
+def check_name(name: str, what: str) -> str:
+    """Names are free, but for what no one can mean."""
+    if not isinstance(name, str) or not name:
+        raise StoreError(f"{what}: a name must be a text of at least one character")
+    if len(name) > MOST_NAME:
+        raise StoreError(f"{what} {name[:20]!r}...: a name may have {MOST_NAME} characters, this has {len(name):,}")
+    if any(ord(letter) < 32 or 0xD800 <= ord(letter) < 0xE000 for letter in name):
+        raise StoreError(f"{what} {name!r}: a name must not have control characters")
+    return name

@@ -1,0 +1,271 @@
+"""One turn of one agent: what it finds, what it computes, what it leaves behind."""
+
+import hashlib
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from everwarm.errors import StoreError
+from everwarm.kv.chain import token_bytes
+from everwarm.kv.manifest import Manifest, merged, text_digests
+from everwarm.kv.pool import BlockPool, SequenceKV
+from everwarm.kv.receipt import Receipt
+from everwarm.kv.restore import restore
+from everwarm.kv.tree import Node, common_tokens
+from everwarm.types import Run
+
+if TYPE_CHECKING:
+    from everwarm.kv.store import Agent, AgentStore
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What an agent has heard and said until now."""
+
+    tokens: bytes = b""  # big-endian
+    kv_tokens: int = 0
+    runs: tuple[Run, ...] = ()  # neighbouring texts merged
+    messages: tuple[Any, ...] | None = None
+    generation: int = 0
+    lost: str = ""  # why it can't be read
+
+    @staticmethod
+    def of(manifest: Manifest) -> "History":
+        return History(
+            token_bytes(manifest.tokens),
+            manifest.kv_tokens,
+            merged(manifest.runs),
+            manifest.messages,
+            manifest.generation,
+        )
+
+    @property
+    def ids(self) -> list[int]:
+        ids: list[int] = np.frombuffer(self.tokens, ">u4").tolist()
+        return ids
+
+
+class Alone:
+    """A turn of nobody: nothing is looked up, nothing is kept."""
+
+    def __init__(self, pool: BlockPool, capacity: int) -> None:
+        self.kv = SequenceKV(pool, capacity)
+
+    def append(self, tokens: Sequence[int]) -> None:
+        """Nobody will ask for them."""
+
+    def seal_full(self) -> None:
+        """Blocks go with the turn."""
+
+    def computed(self, tokens: int, seconds: float) -> None:
+        """Nothing is weighed against it."""
+
+    def __enter__(self) -> "Alone":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.kv.close()
+
+
+class Turn:
+    """Owned by one request from `AgentStore.open_turn` to `release`."""
+
+    def __init__(self, store: "AgentStore", agent: "Agent | None", tenant: str, capacity: int) -> None:
+        self.store = store
+        self.agent = agent  # None: a conversation without a name, until its content gives it one
+        self.tenant = tenant
+        self.history = History() if agent is None else store.history(agent)
+        self.kv = SequenceKV(store.pool, capacity)
+        self.receipt = Receipt(agent.name if agent else "", exact=store.exact)
+        self._tokens = b""  # those of the prompt and, as they come, of the answer; big-endian
+        self._salt = b""
+        self._sealed: list[Node] = []  # full blocks
+        self._claimed: list[Node] = []
+        self._root: Node | None = None
+
+    def adopt(self, agent: "Agent") -> None:
+        """A conversation without a name goes on from this one, whose turn is owned now."""
+        assert self.agent is None
+        self.agent = agent
+        self.history = self.store.history(agent)
+        self.receipt.agent = agent.name
+
+    def acquire(self, tokens: Sequence[int], diverged_at_char: int | None = None) -> Receipt:
+        """Find the longest known prefix and make it part of `kv`. At least the last token is left to be computed."""
+        store, receipt = self.store, self.receipt
+        started = time.perf_counter()
+        self._tokens = token_bytes(tokens)
+        receipt.prompt_tokens = len(tokens)
+        receipt.diverged_at_char = diverged_at_char
+        receipt.tokens_digest = hashlib.blake2b(self._tokens, digest_size=16).hexdigest()
+        with store.lock:
+            found: list[tuple[int, bytes, Node, list[Node], Node | None]] = []
+            for salt, root in store.roots(self.tenant, self.agent):
+                path, partial, shared = store.tree.walk(root, self._tokens)
+                found.append((len(path) * store.pool.block_tokens + shared, salt, root, path, partial))
+            length, self._salt, self._root, path, partial = max(found, key=lambda one: one[0])
+            wanted = min(length, len(tokens) - 1)
+            nodes = [*path, *([partial] if partial else [])][: -(-wanted // store.pool.block_tokens)]
+            self._claim(nodes)
+        receipt.lookup_s = time.perf_counter() - started
+        usable, why = restore(store, self.kv, nodes, receipt)
+        self.kv.length = min(wanted, usable * store.pool.block_tokens)
+        self.kv.truncate(self.kv.length)
+        whole = self.kv.length // store.pool.block_tokens
+        self._sealed = path[:whole]
+        with store.lock:
+            store.hot.touch(node for node in reversed(nodes[:usable]) if node.block is not None)
+            store.warm.touch(nodes[:usable])
+        receipt.cached_tokens = self.kv.length
+        if not self.kv.length:
+            receipt.tier = "cold"
+        self._explain(why)
+        store.count_lookup(receipt)
+        return receipt
+
+    def append(self, tokens: Sequence[int]) -> None:
+        """These tokens follow; `kv` need not have them yet."""
+        self._tokens += token_bytes(tokens)
+
+    def computed(self, tokens: int, seconds: float) -> None:
+        """So fast is computing: to be weighed against reading."""
+        self.store.compute_speed.measured(tokens, seconds)
+
+    def seal_full(self) -> None:
+        """Hand over the blocks that have been filled since."""
+        size = self.store.pool.block_tokens
+        while (len(self._sealed) + 1) * size <= self.kv.length:
+            self._seal(len(self._sealed) * size, (len(self._sealed) + 1) * size)
+
+    def commit(
+        self, runs: tuple[Run, ...], messages: tuple[Any, ...] | None = None, *, wait: bool | None = None
+    ) -> Receipt:
+        """The history is now all tokens that were given, spelt by `runs`. With durability `turn` this returns when it
+        is safe; `receipt.committed` and `receipt.error` say whether it is.
+        """
+        store, receipt = self.store, self.receipt
+        started = time.perf_counter()
+        self.seal_full()
+        covered = min(self.kv.length, len(self._tokens) // 4)
+        chain = list(self._sealed)
+        if covered > len(chain) * store.pool.block_tokens:
+            tail = self._seal(len(chain) * store.pool.block_tokens, covered)
+            self._sealed.pop()
+            chain.append(tail)
+        agent = self.agent or self._named_by_content()
+        now = store.clock()
+        manifest = Manifest(
+            tenant=self.tenant,
+            name=agent.name,
+            generation=agent.generation + 1,
+            salt=self._salt.hex(),
+            weights_id=store.ids.weights_id,
+            numerics_id=store.ids.numerics_id,
+            layout=store.ids.layout.digest,
+            model=store.ids.name,
+            kv_type=store.ids.kv_type,
+            tokens=np.frombuffer(self._tokens, ">u4").astype(np.uint32),
+            kv_tokens=covered,
+            blocks=tuple(node.key for node in chain),
+            runs=runs,
+            messages=messages,
+            text_digest=text_digests(merged(runs))[-1] if runs else "",
+            anonymous=agent.anonymous,
+            pinned=agent.pinned,
+            created=agent.created,
+            used=now,
+        )
+        self._keep_claims(chain)  # what it began with may go, if nobody else wants it
+        saving = store.save(agent, manifest, chain)
+        if wait if wait is not None else store.durability == "turn":
+            self._settle(saving, started)
+        else:
+            saving.add_done_callback(lambda done: self._settle(done, started))
+        return receipt
+
+    def release(self) -> None:
+        """Give back the sequence's blocks and the agent's turn. What was sealed stays known."""
+        self.kv.close()
+        self._keep_claims([])
+        agent, self.agent = self.agent, None
+        if agent is not None:
+            self.store.end_turn(agent)
+
+    def __enter__(self) -> "Turn":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
+
+    def _seal(self, begin: int, end: int) -> Node:
+        number = begin // self.store.pool.block_tokens
+        assert self._root is not None
+        parent = self._sealed[-1] if self._sealed else self._root
+        node, block = self.store.seal(parent, self._tokens[4 * begin : 4 * end], self.kv.blocks[number])
+        self.kv.blocks[number] = block
+        self._claim([node])
+        self._sealed.append(node)
+        self.store.save_block(node)
+        return node
+
+    def _claim(self, nodes: list[Node]) -> None:
+        with self.store.lock:
+            for node in nodes:
+                node.claims += 1
+            self._claimed += nodes
+
+    def _keep_claims(self, nodes: list[Node]) -> None:
+        kept = set(map(id, nodes))
+        with self.store.lock:
+            claimed, self._claimed = self._claimed, []
+            for node in claimed:
+                if id(node) in kept:
+                    self._claimed.append(node)
+                else:
+                    node.claims -= 1
+                    self.store.tree.forget(node)
+
+    def _named_by_content(self) -> "Agent":
+        name = "anonymous-" + hashlib.blake2b(self._tokens, digest_size=8, key=self._salt).hexdigest()
+        self.agent = self.store.own_new(name, self.tenant)
+        self.receipt.agent = self.agent.name
+        return self.agent
+
+    def _settle(self, saving: "Future[int]", started: float) -> None:
+        try:
+            self.receipt.saved_bytes = saving.result()
+            self.receipt.committed = True
+        except StoreError as error:
+            self.receipt.committed, self.receipt.error = False, str(error)
+        self.receipt.save_s = time.perf_counter() - started
+
+    def _explain(self, why: str) -> None:
+        """Say in the receipt how the prompt and the history fit, and what kept more from being reused."""
+        receipt, history = self.receipt, self.history
+        common = common_tokens(history.tokens, self._tokens)
+        known = len(history.tokens) // 4
+        if known and common < min(known, receipt.prompt_tokens):
+            receipt.diverged_at_token = common
+        if receipt.cached_tokens == receipt.prompt_tokens - 1 and receipt.cached_tokens:
+            receipt.match, receipt.reason = "exact", "exact"
+        elif known and receipt.diverged_at_token is not None:
+            receipt.match = "diverged"
+            receipt.reason = f"diverged at token {common}"
+            if receipt.diverged_at_char is not None:
+                receipt.reason += f", character {receipt.diverged_at_char}"
+        elif known:
+            receipt.match, receipt.reason = "extended", "extended"
+        elif receipt.cached_tokens:
+            receipt.match, receipt.reason = "shared", "prefix of another history"
+        else:
+            receipt.reason = self.store.why_unknown(self.tenant, self.agent)
+        if not receipt.cached_tokens and known:
+            receipt.match = "none"
+        expected = min(common, history.kv_tokens, receipt.prompt_tokens - 1)
+        lost = why or history.lost or (self.store.why_lost(self.agent, receipt.cached_tokens) if known else "")
+        if (receipt.cached_tokens < expected and lost) or history.lost:
+            receipt.reason = lost
