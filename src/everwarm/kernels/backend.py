@@ -42,7 +42,8 @@ class Rotary:
 class BlockMemory(Protocol):
     """Memory for blocks of keys and values, each all layers of `block_tokens` tokens, addressed by handles."""
 
-    block_tokens: int
+    @property
+    def block_tokens(self) -> int: ...
 
     @property
     def block_bytes(self) -> int: ...

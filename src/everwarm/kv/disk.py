@@ -12,7 +12,7 @@ changed in place. Directories are 0700, files 0600: they hold prompts.
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -96,8 +96,8 @@ class BlockStore(Protocol):
     def sync_blocks(self) -> None:
         """After this, every block that was put survives a crash."""
 
-    def commit(self, manifest: Manifest) -> int:
-        """Replace an agent's manifest, durably; its bytes on disk."""
+    def commit(self, manifest: Manifest, admit: Callable[[int], None]) -> int:
+        """Replace an agent's manifest, durably; its bytes on disk. `admit` is told them first and may raise."""
 
     def load(self, tenant: str, name: str) -> Manifest: ...
 
@@ -194,8 +194,9 @@ class DirectoryStore:
     def sync_blocks(self) -> None:
         self.files.sync_directory(self._blocks)
 
-    def commit(self, manifest: Manifest) -> int:
+    def commit(self, manifest: Manifest, admit: Callable[[int], None]) -> int:
         parts = encode(manifest)
+        admit(sum(len(part) for part in parts))
         replace(self.files, self._manifest_path(manifest.tenant, manifest.name), parts)
         self.files.sync_directory(self._manifests)
         return sum(len(part) for part in parts)

@@ -65,6 +65,9 @@ class Tenants:
             self._salts = _read(root / TENANTS)
         self.salt(DEFAULT_TENANT)
 
+    def salts(self) -> list[bytes]:
+        return list(self._salts.values())
+
     def salt(self, tenant: str) -> bytes:
         """Of an unknown tenant: made and, where that is allowed, kept."""
         if tenant not in self._salts:

@@ -125,3 +125,35 @@ class SequenceKV:
         """Give the blocks back. What else owns them keeps them."""
         self.pool.drop(self.blocks)
         self.blocks, self.length = [], 0
+
+
+class HeapBlocks:
+    """A `BlockMemory` of plain bytes: for stores that are opened without a model."""
+
+    def __init__(self, block_tokens: int, block_bytes: int) -> None:
+        self.block_tokens = block_tokens
+        self.block_bytes = block_bytes
+        self._blocks: dict[int, U8] = {}
+        self._next = 0
+
+    @property
+    def in_use(self) -> int:
+        return len(self._blocks)
+
+    @property
+    def spare(self) -> int:
+        return 0
+
+    def allocate(self, clear: bool = True) -> int:
+        self._next += 1
+        self._blocks[self._next] = (np.zeros if clear else np.empty)(self.block_bytes, np.uint8)
+        return self._next
+
+    def release(self, block: int) -> None:
+        del self._blocks[block]
+
+    def trim(self, keep: int) -> None:
+        """Memory goes back when a block is released."""
+
+    def data(self, block: int) -> U8:
+        return self._blocks[block]

@@ -123,7 +123,7 @@ class Turn:
         receipt.cached_tokens = self.kv.length
         if not self.kv.length:
             receipt.tier = "cold"
-        self._explain(why)
+        self._explain(why, whole_prompt=length == len(tokens))
         store.count_lookup(receipt)
         return receipt
 
@@ -243,14 +243,14 @@ class Turn:
             self.receipt.committed, self.receipt.error = False, str(error)
         self.receipt.save_s = time.perf_counter() - started
 
-    def _explain(self, why: str) -> None:
+    def _explain(self, why: str, whole_prompt: bool) -> None:
         """Say in the receipt how the prompt and the history fit, and what kept more from being reused."""
         receipt, history = self.receipt, self.history
         common = common_tokens(history.tokens, self._tokens)
         known = len(history.tokens) // 4
         if known and common < min(known, receipt.prompt_tokens):
             receipt.diverged_at_token = common
-        if receipt.cached_tokens == receipt.prompt_tokens - 1 and receipt.cached_tokens:
+        if whole_prompt and receipt.cached_tokens == receipt.prompt_tokens - 1:
             receipt.match, receipt.reason = "exact", "exact"
         elif known and receipt.diverged_at_token is not None:
             receipt.match = "diverged"

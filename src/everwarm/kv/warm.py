@@ -73,7 +73,7 @@ class WarmTier:
                 finally:
                     store.pool.drop([block])
             disk.sync_blocks()
-            size = disk.commit(manifest)
+            size = disk.commit(manifest, lambda size: self.make_room(size - agent.manifest_bytes))
         except (OSError, StoreError) as error:
             store.counters["save_errors"] += 1
             raise StoreError(f"agent {agent.name!r} was not saved: {error}") from None
@@ -196,6 +196,8 @@ class WarmTier:
         disk = store.disk
         assert disk is not None
         started = time.perf_counter()
+        for salt in store.tenants.salts():
+            store.root(salt)
         for found, path, size in disk.manifests():
             if isinstance(found, Manifest):
                 self._found_agent(found, path, size)
