@@ -9,6 +9,7 @@ import operator
 import shutil
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -255,6 +256,7 @@ class LLM:
         with self._opening:
             if self._agents is None:
                 self._agents = self._open_agents()
+                weakref.finalize(self, self._agents.close)  # at the latest when the process ends
             return self._agents
 
     def _open_agents(self) -> AgentStore:
@@ -280,6 +282,11 @@ class LLM:
             restore=str(said["restore"]),
             exact=self.backend.exact,
         )
+
+    def conversation(self, agent: str, tenant: str = "") -> list[Message]:
+        """The messages that an agent has heard and said, if its turns came as messages; none if it is unknown."""
+        with self.agents.open_turn(agent, 0, tenant) as turn:
+            return list(turn.history.messages or ())
 
     def new_kv(self) -> SequenceKV:
         """An empty KV cache of the model's own, which no agent owns."""

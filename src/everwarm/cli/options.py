@@ -22,6 +22,10 @@ MinP = Annotated[float, typer.Option(help="Keep tokens at least this likely rela
 RepetitionPenalty = Annotated[float, typer.Option(help="Above 1: tokens already seen get less likely.")]
 Seed = Annotated[int | None, typer.Option(help="Same seed, same text.")]
 Stop = Annotated[list[str] | None, typer.Option(help="End the answer at this text; may be given several times.")]
+Agent = Annotated[
+    str | None,
+    typer.Option(help="Whose turn it is: this agent's history is kept, and its KV is not computed again."),
+]
 KvType = Annotated[str | None, typer.Option(help="How keys and values are stored: f16, q8, q4.")]
 Threads = Annotated[int | None, typer.Option(help="Threads to compute with.")]
 Stats = Annotated[bool, typer.Option("--stats", help="Say what the weight cache did, and where the time went.")]

@@ -11,6 +11,7 @@ import typer
 from everwarm.cli.console import err, out, print_json
 from everwarm.cli.loading import loaded
 from everwarm.cli.options import (
+    Agent,
     Json,
     LoadSettings,
     MaxTokens,
@@ -38,6 +39,7 @@ def generate(
     messages: Annotated[Path | None, typer.Option(help="JSON file with a list of chat messages.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt as it is, without chat template.")] = False,
     special: Annotated[bool, typer.Option("--special", help="With --raw: control tokens may be named in it.")] = False,
+    agent: Agent = None,
     max_tokens: MaxTokens = 256,
     temperature: Temperature = 0.0,
     top_k: TopK = 0,
@@ -59,6 +61,7 @@ def generate(
     with loaded(model, settings) as llm:
         completion = llm.generate(
             **source,
+            agent=agent,
             max_tokens=max_tokens,
             stop=stop or (),
             ignore_eos=ignore_eos,
@@ -82,7 +85,8 @@ def generate(
 @loads_model
 def chat(
     model: Model,
-    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    agent: Agent = None,
+    system: Annotated[str | None, typer.Option(help="System message of a new conversation.")] = None,
     max_tokens: MaxTokens = 1024,
     temperature: Temperature = 0.0,
     top_k: TopK = 0,
@@ -94,7 +98,9 @@ def chat(
     *,
     settings: LoadSettings,
 ) -> None:
-    """Talk with a model. /reset forgets the conversation, /exit (or Ctrl-D) ends it; Ctrl-C stops an answer."""
+    """Talk with a model. /reset forgets the conversation, /exit (or Ctrl-D) ends it; Ctrl-C stops an answer. With
+    --agent the conversation goes on where it was left.
+    """
     opening = [{"role": "system", "content": system}] if system else []
     options: dict[str, Any] = {
         "max_tokens": max_tokens,
@@ -107,12 +113,15 @@ def chat(
     }
     with loaded(model, settings) as llm:
         llm.check_options(**options)
-        history: list[dict[str, str]] = list(opening)
-        err.print(f"{llm.config.name}: /reset forgets, /exit ends", style="dim", markup=False)
+        history: list[Any] = (llm.conversation(agent) if agent else []) or list(opening)
+        goes_on = f"; {agent} goes on after {len(history)} messages" if agent and len(history) > len(opening) else ""
+        err.print(f"{llm.config.name}: /reset forgets, /exit ends{goes_on}", style="dim", markup=False)
         while (line := _ask()) is not None:
             if line == "/exit":
                 return
             if line == "/reset":
+                if agent and len(history) > len(opening):
+                    llm.agents.delete(agent)
                 history = list(opening)
                 err.print("forgotten", style="dim")
                 continue
@@ -123,7 +132,7 @@ def chat(
                 continue
             said = [*history, {"role": "user", "content": line}]
             try:
-                answer = llm.generate(messages=said, on_event=_print_text, **options)
+                answer = llm.generate(messages=said, agent=agent, on_event=_print_text, **options)
             except KeyboardInterrupt:
                 err.print("\nstopped; that turn is forgotten", style="dim")
                 continue
@@ -217,9 +226,11 @@ def _print_text(event: "Event") -> None:
 
 def _speed(completion: "Completion") -> str:
     decode = f", {completion.decode_tok_s:.1f} tok/s" if completion.decode_tok_s else ""
+    cached = f", {completion.cached_tokens} of them {completion.tier}" if completion.cached_tokens else ""
+    unsaved = f"; not saved: {completion.receipt.error}" if completion.receipt.error else ""
     return (
-        f"({completion.prompt_tokens} prompt tokens, first token after {completion.ttft_s:.2f} s; "
-        f"{len(completion.tokens)} tokens{decode}; {completion.finish_reason})"
+        f"({completion.prompt_tokens} prompt tokens{cached}, first token after {completion.ttft_s:.2f} s; "
+        f"{len(completion.tokens)} tokens{decode}; {completion.finish_reason}{unsaved})"
     )
 
 

@@ -23,14 +23,22 @@ class BlockPool:
         self.memory = memory
         self.lock = threading.RLock()
         self.make_room: Callable[[int], None] = lambda blocks: None
+        self.index_bytes: Callable[[], int] = lambda: 0
+        self.wait_for_room: Callable[[], bool] = lambda: False  # whether some time later there may be more room
         self.block_tokens, self.block_bytes = memory.block_tokens, memory.block_bytes
         self.resize(budget)
         self._owners: dict[int, int] = {}
 
     def resize(self, budget: int | None) -> None:
         self.budget = budget
-        self.most_blocks = None if budget is None else budget // self.block_bytes
         self._most_spare = min(MOST_SPARE, MOST_SPARE if budget is None else budget // 8) // self.block_bytes
+
+    @property
+    def most_blocks(self) -> int | None:
+        """What fits into the budget beside what is needed to find it, which is charged with half of it at most."""
+        if self.budget is None:
+            return None
+        return (self.budget - min(self.index_bytes(), self.budget // 2)) // self.block_bytes
 
     @property
     def in_use(self) -> int:
@@ -45,22 +53,30 @@ class BlockPool:
         return self.allocate_many(1, clear)[0]
 
     def allocate_many(self, count: int, clear: bool = True) -> list[int]:
-        """All of them or none."""
-        with self.lock:
-            if self.most_blocks is not None and self.in_use + count > self.most_blocks:
-                self.make_room(self.in_use + count - self.most_blocks)
-                if self.in_use + count > self.most_blocks:
-                    raise CapacityError(
-                        f"KV budget: {self.budget:,} bytes hold {self.most_blocks} blocks of {self.block_tokens} "
-                        f"tokens, {self.in_use} are in use and {count} more are needed: give a larger --kv-budget"
-                    )
-                # Spare memory counts, too: what was let go of is used again at once, the rest goes back.
-            blocks = [self.memory.allocate(clear) for _ in range(count)]
-            if self.most_blocks is not None:
-                self.memory.trim(max(0, min(self._most_spare, self.most_blocks - self.in_use - count)))
-            for block in blocks:
-                self._owners[block] = 1
-            return blocks
+        """All of them or none. Not to be called with `lock` held: it may wait for blocks to be written."""
+        while True:
+            with self.lock:
+                if self._make_fit(count):
+                    return self._take(count, clear)
+            if not self.wait_for_room():
+                raise CapacityError(
+                    f"KV budget: {self.budget:,} bytes hold {self.most_blocks} blocks of {self.block_tokens} tokens, "
+                    f"{self.in_use} are in use and {count} more are needed: give a larger --kv-budget"
+                )
+
+    def _make_fit(self, count: int) -> bool:
+        most = self.most_blocks
+        if most is not None and self.in_use + count > most:
+            self.make_room(self.in_use + count - most)
+            return self.in_use + count <= most
+        return True
+
+    def _take(self, count: int, clear: bool) -> list[int]:
+        blocks = [self.memory.allocate(clear) for _ in range(count)]
+        self._owners.update(dict.fromkeys(blocks, 1))
+        if (most := self.most_blocks) is not None:  # spare memory counts, too
+            self.memory.trim(max(0, min(self._most_spare, most - self.in_use)))
+        return blocks
 
     def hold(self, block: int) -> int:
         """One more owner."""

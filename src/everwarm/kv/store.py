@@ -31,7 +31,7 @@ from everwarm.kv.pool import BlockPool
 from everwarm.kv.receipt import Receipt
 from everwarm.kv.recency import Recency
 from everwarm.kv.restore import Speed
-from everwarm.kv.tree import Node, Tree
+from everwarm.kv.tree import NODE_BYTES, Node, Tree
 from everwarm.kv.turn import History, Turn
 from everwarm.kv.warm import WarmTier
 from everwarm.kv.writer import Writer
@@ -101,7 +101,8 @@ class AgentStore:
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self.hot = Recency()
         self.read_speed, self.compute_speed = Speed(), Speed()  # seconds per block; per token
-        self.writer = Writer(QUEUE_BYTES)
+        # What waits to be written can't be dropped from memory, so it must not fill it.
+        self.writer = Writer(min(QUEUE_BYTES, QUEUE_BYTES if pool.budget is None else pool.budget // 4))
         self.disk: DirectoryStore | None = None
         self.read_only = "" if root is not None else "the store is switched off"
         self._lock_file: StoreLock | None = None
@@ -113,7 +114,8 @@ class AgentStore:
         self.warm = WarmTier(self, quota)
         if self.disk is not None:
             self.warm.scan(most_age_s)
-        pool.make_room = self._make_room
+        pool.index_bytes = lambda: NODE_BYTES * len(self.tree.nodes)
+        pool.make_room, pool.wait_for_room = self._make_room, self.writer.wait_for_progress
 
     def _open(self, root: Path, files: Files) -> None:
         assert self.disk is not None

@@ -53,6 +53,10 @@ class Node:
         return nodes[::-1]
 
 
+NODE_BYTES = 1000
+"""What a node takes in memory with its tokens and its places in tables, about."""
+
+
 class Tree:
     """Nodes by name."""
 

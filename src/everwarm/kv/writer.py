@@ -20,6 +20,7 @@ class Writer:
         self._jobs: deque[tuple[Callable[[], Any], Future[Any], int]] = deque()
         self._changed = threading.Condition()
         self._bytes = 0
+        self._pending = self._done = 0
         self._closed = False
         self._thread: threading.Thread | None = None
 
@@ -39,8 +40,18 @@ class Writer:
                 self._thread.start()
             self._jobs.append((job, future, size))
             self._bytes += size
+            self._pending += 1
             self._changed.notify_all()
         return future
+
+    def wait_for_progress(self) -> bool:
+        """Wait until one more job is done; False if there is none to wait for."""
+        with self._changed:
+            done = self._done
+            if self._pending == 0:
+                return False
+            self._changed.wait_for(lambda: self._done > done)
+            return True
 
     def flush(self) -> None:
         """Wait until everything that was submitted so far has been done."""
@@ -72,4 +83,6 @@ class Writer:
             del job, future
             with self._changed:
                 self._bytes -= size
+                self._pending -= 1
+                self._done += 1
                 self._changed.notify_all()
