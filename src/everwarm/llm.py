@@ -75,6 +75,7 @@ class End:
     """After the last event: what was reused, and whether the turn is safe on disk."""
 
     receipt: Receipt
+    text: str = ""  # so that who only prints need not tell it from an event
 
 
 @dataclass(frozen=True, slots=True)
