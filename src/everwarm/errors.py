@@ -8,6 +8,7 @@
     ├── TemplateError    the file's chat template, or messages that it refuses
     ├── RequestError     what the caller asked for (prompt, sampling, limits)
     ├── CapacityError    the KV budget is taken
+    ├── CancelledError   nobody waits for the answer any more
     ├── StoreError       the agent store: its directory, its lock, an agent's name, an import
     ├── ConfigError      flags, variables, settings
     └── PullError        fetching a model
@@ -50,6 +51,10 @@ class CapacityError(EverwarmError):
 
 class StoreError(EverwarmError):
     """The agent store can't do this: who holds its lock, which agent, which file."""
+
+
+class CancelledError(EverwarmError):
+    """Whoever asked has gone, or has said that nothing more is wanted."""
 
 
 class ConfigError(EverwarmError):

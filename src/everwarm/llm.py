@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -21,29 +21,29 @@ import numpy as np
 import numpy.typing as npt
 
 from everwarm import config, kernels
-from everwarm.engine.generate import check_prompt, generate, prefill
+from everwarm.engine.admission import Admission, Room
+from everwarm.engine.engine import Engine
+from everwarm.engine.prefill import check_prompt, prefill
 from everwarm.engine.sampler import Sampler
 from everwarm.engine.sampling import Sampling
 from everwarm.engine.score import Score, score
-from everwarm.errors import ModelError, RequestError
+from everwarm.engine.sequence import Sequence as EngineSequence
+from everwarm.errors import CancelledError, ModelError, RequestError
+from everwarm.generation import Asked, End, Event, Generation, Message
 from everwarm.kernels.native import NativeBackend
 from everwarm.kv.disk import ModelIds
 from everwarm.kv.layout import Group, Layout
-from everwarm.kv.manifest import text_digests
 from everwarm.kv.pool import BlockPool, SequenceKV
 from everwarm.kv.receipt import Receipt
 from everwarm.kv.store import AgentStore, check_name
-from everwarm.kv.turn import Alone, Turn
+from everwarm.kv.turn import Alone
 from everwarm.model import tensors
 from everwarm.model.config import ModelConfig, read_config
 from everwarm.model.transformer import Transformer
 from everwarm.pull import resolve
 from everwarm.text.chat import ChatTemplate
-from everwarm.text.detokenizer import Detokenizer
-from everwarm.text.history import Prompt, answer_runs, tokenise, wanted_runs
-from everwarm.text.stop import StopMatcher
 from everwarm.text.tokenizer import Tokenizer
-from everwarm.types import Run, Segment
+from everwarm.types import Segment
 from everwarm.weights.cache import WeightCache
 from everwarm.weights.gguf import GGUFFile
 from everwarm.weights.identity import weights_id
@@ -51,31 +51,14 @@ from everwarm.weights.memory import Buffers, available_bytes
 from everwarm.weights.pack import Pack
 from everwarm.weights.source import FileSource, PackSource, Source, packed_source
 
-_log = logging.getLogger(__name__)
+__all__ = ["LLM", "Completion", "End", "Event", "Generation", "Message", "WeightUse", "load"]
 
-Message = Mapping[str, Any]
+_log = logging.getLogger(__name__)
 
 SCORE_WINDOW = 2048
 DEFAULT_MAX_TOKENS = 256
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """One generated token. `text` holds whole characters only, so it may be empty or belong to earlier tokens too."""
-
-    token: int
-    text: str
-    logprob: float
-    top_logprobs: tuple[tuple[int, float], ...]
-    finish_reason: str | None  # on the last event: `stop` (end token or stop string) or `length`
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """After the last event: what was reused, and whether the turn is safe on disk."""
-
-    receipt: Receipt
-    text: str = ""  # so that who only prints need not tell it from an event
+MOST_RUNNING = 64
+"""Sequences that are computed at once; more wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,16 +180,20 @@ class LLM:
             self._check.start()
             if settings["verify"].value == "eager":
                 self._check.join()
-        self._model = Transformer(self.config, self.weights, self.backend)
-        self._pool = BlockPool(self.backend.block_memory(self._model.kv_shape))
+        self.model = Transformer(self.config, self.weights, self.backend)
+        self._pool = BlockPool(self.backend.block_memory(self.model.kv_shape))
         self._settings = settings
         self._agents: AgentStore | None = None
+        self._engine: Engine | None = None
+        self._admission = Admission(lambda: self._pool.most_blocks, MOST_RUNNING)
         self._opening = threading.Lock()
         self._template: ChatTemplate | None = None
-        self._control_ids = frozenset(self.tokenizer.special_tokens.values())
+        self.control_ids = frozenset(self.tokenizer.special_tokens.values())
         self._sampling_s = 0.0
 
     def close(self) -> None:
+        if self._engine is not None:
+            self._engine.close()
         if self._agents is not None:
             self._agents.close()
         self._closing.set()
@@ -249,7 +236,7 @@ class LLM:
         ids = _token_ids(token_ids)
         self._check_ids(ids)
         with closing(self.new_kv()) as kv:
-            return np.concatenate(list(prefill(self._model, kv, ids, logits_from=0)))
+            return np.concatenate(list(prefill(self.model, kv, ids, logits_from=0)))
 
     @property
     def agents(self) -> AgentStore:
@@ -263,7 +250,7 @@ class LLM:
     def _open_agents(self) -> AgentStore:
         said = {name: value.value for name, value in self._settings.items()}
         kv_type = str(said["kv_type"]) if self.backend.name == "native" else "f32"
-        shape, width = self._model.kv_shape, self._model.kv_shape.kv_heads * self._model.kv_shape.head_dim
+        shape, width = self.model.kv_shape, self.model.kv_shape.kv_heads * self.model.kv_shape.head_dim
         group = Group("full", shape.layers, width, width, kv_type, self._pool.block_bytes)
         root = config.home() / "agents" if said["warm"] == "on" else None
         self._pool.resize(_bytes(said["kv_budget"], available_bytes))
@@ -271,7 +258,7 @@ class LLM:
             self._pool,
             ModelIds(
                 weights_id(self._file, config.home()),
-                self._model.numerics_id,
+                self.model.numerics_id,
                 Layout(self._pool.block_tokens, (group,)),
                 self.config.name,
                 kv_type,
@@ -288,6 +275,49 @@ class LLM:
         """The messages that an agent has heard and said, if its turns came as messages; none if it is unknown."""
         with self.agents.open_turn(agent, 0, tenant) as turn:
             return list(turn.history.messages or ())
+
+    @property
+    def engine(self) -> Engine:
+        """What computes all requests, in one loop."""
+        with self._opening:
+            if self._engine is None:
+                self._engine = Engine(self.model, self._preempted)
+            return self._engine
+
+    @contextmanager
+    def room(self, tokens: int, priority: int, cancelled: Callable[[], bool]) -> Iterator[Room]:
+        """Wait until the KV of a prompt of so many tokens, and a little more, fits beside those that run."""
+        room = Room(self._admission, priority, cancelled)
+        room.enter(self._blocks(tokens))
+        try:
+            yield room
+        finally:
+            room.leave()
+
+    def _blocks(self, tokens: int) -> int:
+        return -(-tokens // self._pool.block_tokens) + 1
+
+    def _preempted(self, sequence: EngineSequence) -> None:
+        """A sequence has given up its memory to others: let it go on when there is room again."""
+
+        def go_on() -> None:
+            try:
+                sequence.room.enter(self._blocks(len(sequence.tokens)))
+                sequence.turn.resume()
+                self.engine.submit(sequence)
+            except BaseException as error:
+                sequence.on_end(None if isinstance(error, CancelledError) else error)
+
+        threading.Thread(target=go_on, name="everwarm-resume", daemon=True).start()
+
+    def new_turn(self) -> Alone:
+        """A turn of nobody."""
+        return Alone(self._pool, self.config.context)
+
+    def finished(self, sampler: Sampler) -> None:
+        """A generation is over: what it took, and a good moment to reconsider which weights are kept."""
+        self.weights.optimize()
+        self._sampling_s += sampler.spent_s
 
     def new_kv(self) -> SequenceKV:
         """An empty KV cache of the model's own, which no agent owns."""
@@ -332,10 +362,14 @@ class LLM:
         else:
             segments, add_bos = self.segments(prompt, messages=messages, special=special)
             ids = self.tokenizer.encode(segments, add_bos=add_bos)
-        check_prompt(self._model, ids)
+        check_prompt(self.model, ids)
         return ids
 
-    def stream(
+    def stream(self, prompt: str | None = None, **kwargs: Any) -> Iterator[Event | End]:
+        """Generate: an event per token, then, when the turn is safe, its end. Takes what `start` takes."""
+        return self.start(prompt, **kwargs).events()
+
+    def start(
         self,
         prompt: str | None = None,
         *,
@@ -348,11 +382,12 @@ class LLM:
         stop: str | Sequence[str] | None = None,
         ignore_eos: bool = False,
         cache: bool = True,
+        priority: int = 0,
         **sampling: Any,
-    ) -> Iterator[Event | End]:
-        """Generate: an event per token, then, when the turn is safe, its end. Without `cache` everything is computed
-        and nothing is kept. `sampling` takes the fields of
-        `everwarm.engine.sampling.Sampling`. A second turn of the same agent waits for the first.
+    ) -> Generation:
+        """A generation that can be cancelled; it begins when its events are asked for. Without `cache` everything is
+        computed and nothing is kept. `sampling` takes the fields of `everwarm.engine.sampling.Sampling`. A second turn
+        of the same agent waits for the first.
         """
         checked = self.check_options(max_tokens=max_tokens, stop=stop, **sampling)
         if sum(source is not None for source in (prompt, messages, tokens)) != 1:
@@ -362,73 +397,24 @@ class LLM:
         given: list[int] | tuple[list[Segment], bool]
         if tokens is not None:
             given = ids = _token_ids(tokens)
-            check_prompt(self._model, ids)
+            check_prompt(self.model, ids)
         else:
             given = self.segments(prompt, messages=messages, special=special)
-        matcher = StopMatcher([stop] if isinstance(stop, str) else stop or ())
-        said = None if messages is None else tuple(messages)
-        end_ids = frozenset() if ignore_eos else self.tokenizer.eog_ids
-        if not cache:
-            return self._alone(given, checked, max_tokens, matcher, end_ids)
-        return self._turn(given, agent, tenant, said, checked, max_tokens, matcher, end_ids)
-
-    def _alone(
-        self,
-        given: list[int] | tuple[list[Segment], bool],
-        sampling: Sampling,
-        max_tokens: int,
-        matcher: StopMatcher,
-        end_ids: frozenset[int],
-    ) -> Iterator[Event | End]:
-        ids = given if isinstance(given, list) else self.tokenizer.encode(given[0], add_bos=given[1])
-        check_prompt(self._model, ids)
-        sampler = Sampler(sampling, ids, self.config.vocab_size)
-        limit = min(max_tokens, self.config.context - len(ids))
-        with Alone(self._pool, self.config.context) as turn:
-            yield from self._events(turn, ids, sampler, limit, matcher, end_ids)
-            self.weights.optimize()
-            self._sampling_s += sampler.spent_s
-            yield End(Receipt("", prompt_tokens=len(ids), reason="nothing was looked up", exact=self.backend.exact))
-
-    def _turn(
-        self,
-        given: list[int] | tuple[list[Segment], bool],
-        agent: str | None,
-        tenant: str,
-        messages: tuple[Message, ...] | None,
-        sampling: Sampling,
-        max_tokens: int,
-        matcher: StopMatcher,
-        end_ids: frozenset[int],
-    ) -> Iterator[Event | End]:
-        store = self.agents
-        with store.open_turn(agent, self.config.context, tenant) as turn:
-            prompt = self._tokenise(given, turn)
-            check_prompt(self._model, prompt.ids)
-            receipt = turn.acquire(prompt.ids, prompt.diverged_at_char)
-            sampler = Sampler(sampling, prompt.ids, self.config.vocab_size)
-            limit = min(max_tokens, self.config.context - len(prompt.ids))
-            answer: list[int] = []
-            text = ""
-            for event in self._events(turn, prompt.ids, sampler, limit, matcher, end_ids):
-                answer.append(event.token)
-                text += event.text
-                yield event
-            self.weights.optimize()
-            self._sampling_s += sampler.spent_s
-            said = messages if messages is None else (*messages, {"role": "assistant", "content": text})
-            spelt = answer_runs(self.tokenizer, answer, continuing=prompt.ids[-1] not in self._control_ids)
-            turn.commit((*prompt.runs, *spelt), said)
-            yield End(receipt)
-
-    def _tokenise(self, given: list[int] | tuple[list[Segment], bool], turn: Turn) -> Prompt:
-        """Now that the agent's turn is owned: what it has computed keeps its token ids."""
-        if isinstance(given, list):
-            return Prompt(given, (Run(self.tokenizer.decode(given, special=True), False, len(given)),))
-        segments, add_bos = given
-        if turn.agent is None:
-            self.agents.continue_anonymous(turn, text_digests(wanted_runs(segments, add_bos)))
-        return tokenise(self.tokenizer, segments, add_bos, turn.history.runs, turn.history.ids)
+        return Generation(
+            self,
+            Asked(
+                given,
+                checked,
+                max_tokens,
+                (stop,) if isinstance(stop, str) else tuple(stop or ()),
+                frozenset() if ignore_eos else self.tokenizer.eog_ids,
+                agent,
+                tenant,
+                None if messages is None else tuple(messages),
+                cache,
+                priority,
+            ),
+        )
 
     def check_options(
         self, *, max_tokens: int = 1, stop: str | Sequence[str] | None = None, **sampling: Any
@@ -443,32 +429,6 @@ class LLM:
             known = ", ".join(Sampling.__dataclass_fields__)
             raise RequestError(f"unknown option(s) {', '.join(sorted(unknown))}; known are {known}")
         return Sampling(**sampling)
-
-    def _events(
-        self,
-        turn: Turn | Alone,
-        ids: list[int],
-        sampler: Sampler,
-        limit: int,
-        matcher: StopMatcher,
-        end_ids: frozenset[int],
-    ) -> Iterator[Event]:
-        # After a control token a text begins, else it goes on: only then is a leading space part of it.
-        detokenizer = Detokenizer(self.tokenizer, continuing=ids[-1] not in self._control_ids)
-        for count, choice in enumerate(generate(self._model, turn, ids, sampler, limit), start=1):
-            text = matcher.push(detokenizer.push(choice.token))
-            finish = (
-                "stop"
-                if choice.token in end_ids or matcher.matched is not None
-                else "length"
-                if count == limit
-                else None
-            )
-            if finish and matcher.matched is None:
-                text += matcher.push(detokenizer.flush()) + matcher.flush()
-            yield Event(choice.token, text, choice.logprob, choice.top_logprobs, finish)
-            if finish:
-                return
 
     def generate(
         self, prompt: str | None = None, *, on_event: Callable[[Event], None] | None = None, **kwargs: Any
@@ -512,7 +472,7 @@ class LLM:
         """Perplexity of a text, in windows of `window` tokens."""
         ids = self.tokenizer.encode(text, add_bos=self.tokenizer.add_bos)
         return score(
-            self._model, self._pool, ids, min(SCORE_WINDOW, self.config.context) if window is None else window, progress
+            self.model, self._pool, ids, min(SCORE_WINDOW, self.config.context) if window is None else window, progress
         )
 
     @property

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from everwarm import config
-from everwarm.engine.generate import PREFILL_CHUNK, prefill
+from everwarm.engine.prefill import PREFILL_CHUNK, prefill
 from everwarm.errors import ConfigError
 from everwarm.kernels.native import NativeBackend
 from everwarm.llm import LLM, load
@@ -110,7 +110,7 @@ def run(
 
 def measure(llm: LLM, work: Work) -> float:
     """Tokens per second of one run, after a short warm-up."""
-    model = llm._model
+    model = llm.model
     ids = [(i * 7919 + 13) % min(llm.config.vocab_size, 20000) for i in range(max(work.tokens, work.depth, 1))]
     with closing(llm.new_kv()) as kv:
         model.forward([Span(ids[:8], kv, 8)])

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from everwarm.engine.generate import prefill
+from everwarm.engine.prefill import prefill
 from everwarm.engine.sampler import log_softmax
 from everwarm.errors import ModelError, RequestError
 from everwarm.kv.pool import BlockPool, SequenceKV

@@ -19,12 +19,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from everwarm.errors import StoreError
+from everwarm.errors import CancelledError, StoreError
 from everwarm.kv.chain import root_key, token_bytes
 from everwarm.kv.disk import DirectoryStore, ModelIds
-from everwarm.kv.files import Files
-from everwarm.kv.manifest import Manifest
+from everwarm.kv.files import Files, make_directories
+from everwarm.kv.manifest import Manifest, file_name
 from everwarm.kv.others import elsewhere
 from everwarm.kv.owner import DEFAULT_TENANT, StoreLock, Tenants
 from everwarm.kv.pool import BlockPool
@@ -33,8 +34,11 @@ from everwarm.kv.recency import Recency
 from everwarm.kv.restore import Speed
 from everwarm.kv.tree import NODE_BYTES, Node, Tree
 from everwarm.kv.turn import History, Turn
-from everwarm.kv.warm import WarmTier
+from everwarm.kv.warm import WarmTier, alone_with
 from everwarm.kv.writer import Writer
+
+if TYPE_CHECKING:
+    from everwarm.kv.export import Moved
 
 _log = logging.getLogger(__name__)
 
@@ -60,6 +64,7 @@ class Agent:
     manifest_bytes: int = 0
     text_digest: str = ""
     unsaved: Manifest | None = None  # not on disk, or newer than what is there
+    superseded: list[Node] = field(default_factory=list)  # its manifest on disk may still need them
     turn: threading.Lock = field(default_factory=threading.Lock)
     waiting: int = 0  # turns that are open or wait
 
@@ -81,11 +86,12 @@ class AgentStore:
         durability: str = "turn",
         restore: str = "auto",
         exact: bool = True,
+        writing: bool = True,
         files: Files | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`root` None keeps everything in memory. Where another process writes, or nothing can be written, the store
-        only reads: `read_only` says why.
+        """`root` None keeps everything in memory. Where another process writes, nothing can be written or nothing shall
+        be (`writing`), the store only reads: `read_only` says why.
         """
         self.pool = pool
         self.ids = ids
@@ -109,27 +115,45 @@ class AgentStore:
         files = files or Files()
         if root is not None:
             self.disk = DirectoryStore(root, ids, files)
-            self._open(root, files)
-        self.tenants = Tenants(root, files, writing=not self.read_only)
-        self.warm = WarmTier(self, quota)
-        if self.disk is not None:
-            self.warm.scan(most_age_s)
+            if writing:
+                self._open(root, files)
+            else:
+                self.read_only = "it was opened for reading"
+        try:
+            self.tenants = Tenants(root, files, not self.read_only, self.counters)
+            self.warm = WarmTier(self, quota)
+            if self.disk is not None:
+                self.counters["corrupt"] += self.disk.damaged
+                self.warm.scan(most_age_s)
+        except BaseException:
+            self._unlock()
+            raise
         pool.index_bytes = lambda: NODE_BYTES * len(self.tree.nodes)
         pool.make_room, pool.wait_for_room = self._make_room, self.writer.wait_for_progress
 
     def _open(self, root: Path, files: Files) -> None:
         assert self.disk is not None
         try:
-            root.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_directories(files, root)
             self._lock_file = StoreLock(root)
             self.disk.prepare()
         except (OSError, StoreError) as error:
             self.read_only = str(error)
             _log.warning("agents are not saved: %s", error)
+            self._unlock()
+        except BaseException:
+            self._unlock()
+            raise
 
     # Turns ------------------------------------------------------------------------------------------------------------
 
-    def open_turn(self, name: str | None, capacity: int, tenant: str = "") -> Turn:
+    def open_turn(
+        self,
+        name: str | None,
+        capacity: int,
+        tenant: str = "",
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> Turn:
         """Wait for the agent's turn; it may grow to `capacity` tokens. Without a name, the conversation gets one from
         its content.
         """
@@ -140,7 +164,10 @@ class AgentStore:
         with self.lock:
             agent = self.new_agent(tenant, name)
             agent.waiting += 1
-        agent.turn.acquire()
+        while not agent.turn.acquire(timeout=0.05):
+            if cancelled():
+                self._leave(agent)
+                raise CancelledError(f"cancelled while another turn of agent {name!r} went on")
         try:
             return Turn(self, agent, tenant, capacity)
         except BaseException:
@@ -166,6 +193,15 @@ class AgentStore:
                     turn.adopt(agent)
                     return
 
+    def reserve(self, name: str, tenant: str) -> Agent:
+        """A new agent whose turn is owned; nobody else speaks for it. Raises StoreError if there is one already."""
+        with self.lock:
+            if (tenant, name) in self.agents or file_name(tenant, name) in self.warm.other_versions:
+                raise StoreError(f"agent {name!r} exists already; remove it, or take another name")
+            agent = self.new_agent(tenant, name)
+            self._claim(agent)
+            return agent
+
     def own_new(self, name: str, tenant: str) -> Agent:
         """An anonymous agent of this name whose turn is owned; of a similar name if it is busy."""
         with self.lock:
@@ -183,11 +219,14 @@ class AgentStore:
         return True
 
     def end_turn(self, agent: Agent) -> None:
+        self._leave(agent)
+        agent.turn.release()
+
+    def _leave(self, agent: Agent) -> None:
         with self.lock:
             agent.waiting -= 1
             if not agent.waiting and not agent.generation and not agent.unsaved:
                 self.agents.pop((agent.tenant, agent.name), None)  # it has never said anything
-        agent.turn.release()
 
     def history(self, agent: Agent) -> History:
         """What it has heard and said, with the text. Read from disk: only then is there anything to read."""
@@ -211,6 +250,8 @@ class AgentStore:
         """Why nothing is known of a history: perhaps it belongs to another model."""
         if agent is None:
             return "no prefix of it is known"
+        if why := self.warm.other_versions.get(file_name(tenant, agent.name)):
+            return f"its manifest is of {why}"
         found = elsewhere(self.disk, tenant, agent.name) if self.disk is not None else None
         if found is None:
             return "no such agent"
@@ -328,7 +369,14 @@ class AgentStore:
                 if (agent.tenant, new) in self.agents:
                     raise StoreError(f"agent {new!r} exists already; remove it first")
                 copy = self.new_agent(agent.tenant, new)
-            self._change(copy, manifest, agent.chain())
+                self._claim(copy)  # nobody talks as the copy before it is whole
+            try:
+                self._change(copy, manifest, agent.chain())
+            except StoreError:
+                self.disown(copy)
+                raise
+            finally:
+                self.end_turn(copy)
 
     def pin(self, name: str, pinned: bool = True, tenant: str = "") -> None:
         """A pinned agent's blocks stay: in memory while they are there, and on disk."""
@@ -340,18 +388,37 @@ class AgentStore:
         """Remove an agent and the blocks that nobody else owns."""
         agent = self.find(name, tenant)
         with self._turn_of(agent):
-            chain = agent.chain()
             if self.disk is not None:
                 self._may_write()
                 self.writer.submit(lambda: self.warm.remove(agent)).result()
-            with self.lock:
-                self._count(agent, -1)
-                self.by_text.pop((agent.tenant, agent.text_digest), None)
-                agent.leaf, agent.generation, agent.unsaved = None, 0, None
-                for node in reversed(chain):
-                    if not node.owned:
-                        self.cool(node)
-                    self.tree.forget(node)
+            self.disown(agent)
+
+    def disown(self, agent: Agent) -> None:
+        """The agent, whose turn is owned, has never said anything."""
+        with self.lock:
+            alone, leaf = alone_with(agent), agent.leaf
+            self._count(agent, -1)
+            self.by_text.pop((agent.tenant, agent.text_digest), None)
+            agent.leaf, agent.generation, agent.unsaved = None, 0, None
+            agent.tokens, agent.kv_tokens, agent.salt, agent.text_digest = 0, 0, b"", ""
+            agent.anonymous = agent.pinned = False
+            for node in alone:
+                self.cool(node)
+                self.tree.forget(node)
+            if leaf is not None:
+                self.tree.forget(leaf)
+
+    def export(self, name: str, path: Path | str, tenant: str = "") -> "Moved":
+        """Write an agent to a file that another machine with the same weights and numerics can import."""
+        from everwarm.kv.export import export_agent
+
+        return export_agent(self, name, Path(path), tenant)
+
+    def import_(self, path: Path | str, name: str | None = None, tenant: str = "", *, trust: bool = False) -> "Moved":
+        """Take in an agent that was exported. Its blocks are its own, unless the origin of the file is trusted."""
+        from everwarm.kv.export import import_agent
+
+        return import_agent(self, Path(path), name, tenant, trust=trust)
 
     def manifest(self, agent: Agent) -> Manifest:
         """All that is known of an agent, from disk if it is there."""
@@ -399,6 +466,8 @@ class AgentStore:
             if agent.anonymous:
                 self.by_text[agent.tenant, agent.text_digest] = agent
             self._count(agent, +1)
+            if before is not None:
+                self.tree.forget(before)
             self.hot.touch(node for node in reversed(chain) if node.block is not None)
             self.warm.touch(chain)
             partial = before is not None and len(before.tokens) < 4 * self.pool.block_tokens
@@ -444,12 +513,30 @@ class AgentStore:
 
     def close(self) -> None:
         """Write what is left; free the memory; let others write."""
-        self.writer.close()
-        with self.lock:
-            for node in list(self.tree.nodes.values()):
-                if node.block is not None:
-                    self.pool.drop([node.block])
-                    node.block = None
+        try:
+            self._save_again()
+        finally:
+            self.writer.close()
+            with self.lock:
+                for node in list(self.tree.nodes.values()):
+                    if node.block is not None:
+                        self.pool.drop([node.block])
+                        node.block = None
+            self._unlock()
+
+    def _save_again(self) -> None:
+        """What could not be saved at the end of its turn: perhaps the disk is well by now."""
+        if self._lock_file is None:
+            return
+        self.flush()
+        for agent in list(self.agents.values()):
+            if agent.unsaved is not None:
+                try:
+                    self.save(agent, agent.unsaved, agent.chain()).result()
+                except StoreError as error:
+                    _log.error("%s", error)
+
+    def _unlock(self) -> None:
         if self._lock_file is not None:
             self._lock_file.release()
             self._lock_file = None

@@ -64,6 +64,13 @@ class Alone:
     def computed(self, tokens: int, seconds: float) -> None:
         """Nothing is weighed against it."""
 
+    def suspend(self) -> None:
+        """Give up the memory: everything is computed again."""
+        self.kv.close()
+
+    def resume(self) -> None:
+        """Nothing was kept."""
+
     def __enter__(self) -> "Alone":
         return self
 
@@ -102,30 +109,52 @@ class Turn:
         receipt.prompt_tokens = len(tokens)
         receipt.diverged_at_char = diverged_at_char
         receipt.tokens_digest = hashlib.blake2b(self._tokens, digest_size=16).hexdigest()
+        matched, nodes = self._find()
+        receipt.lookup_s = time.perf_counter() - started
+        why = self._take(matched, nodes, receipt)
+        receipt.cached_tokens = self.kv.length
+        if not self.kv.length:
+            receipt.tier = "cold"
+        self._explain(why, whole_prompt=matched == len(tokens))
+        store.count_lookup(receipt)
+        return receipt
+
+    def suspend(self) -> None:
+        """Give up the memory. What was computed is known, on its way to disk, and found again by `resume`."""
+        self._seal_rest()
+        self.kv.close()
+        self._sealed = []
+
+    def resume(self) -> None:
+        """Take up what can be found of the tokens until now."""
+        matched, nodes = self._find()
+        self._take(matched, nodes, Receipt(self.receipt.agent))
+
+    def _find(self) -> tuple[int, list[Node]]:
+        """How many tokens are known, and the blocks of them that a turn can use: all but the last token."""
+        store = self.store
         with store.lock:
             found: list[tuple[int, bytes, Node, list[Node], Node | None]] = []
             for salt, root in store.roots(self.tenant, self.agent):
                 path, partial, shared = store.tree.walk(root, self._tokens)
                 found.append((len(path) * store.pool.block_tokens + shared, salt, root, path, partial))
-            length, self._salt, self._root, path, partial = max(found, key=lambda one: one[0])
-            wanted = min(length, len(tokens) - 1)
+            matched, self._salt, self._root, path, partial = max(found, key=lambda one: one[0])
+            wanted = min(matched, len(self._tokens) // 4 - 1)
             nodes = [*path, *([partial] if partial else [])][: -(-wanted // store.pool.block_tokens)]
             self._claim(nodes)
-        receipt.lookup_s = time.perf_counter() - started
+        return matched, nodes
+
+    def _take(self, matched: int, nodes: list[Node], receipt: Receipt) -> str:
+        """Make these blocks the sequence's. Returns why not all."""
+        store, size = self.store, self.store.pool.block_tokens
         usable, why = restore(store, self.kv, nodes, receipt)
-        self.kv.length = min(wanted, usable * store.pool.block_tokens)
+        self.kv.length = min(matched, len(self._tokens) // 4 - 1, usable * size)
         self.kv.truncate(self.kv.length)
-        whole = self.kv.length // store.pool.block_tokens
-        self._sealed = path[:whole]
+        self._sealed = nodes[: self.kv.length // size]
         with store.lock:
             store.hot.touch(node for node in reversed(nodes[:usable]) if node.block is not None)
             store.warm.touch(nodes[:usable])
-        receipt.cached_tokens = self.kv.length
-        if not self.kv.length:
-            receipt.tier = "cold"
-        self._explain(why, whole_prompt=length == len(tokens))
-        store.count_lookup(receipt)
-        return receipt
+        return why
 
     def append(self, tokens: Sequence[int]) -> None:
         """These tokens follow; `kv` need not have them yet."""
@@ -149,13 +178,7 @@ class Turn:
         """
         store, receipt = self.store, self.receipt
         started = time.perf_counter()
-        self.seal_full()
-        covered = min(self.kv.length, len(self._tokens) // 4)
-        chain = list(self._sealed)
-        if covered > len(chain) * store.pool.block_tokens:
-            tail = self._seal(len(chain) * store.pool.block_tokens, covered)
-            self._sealed.pop()
-            chain.append(tail)
+        chain = self._seal_rest()
         agent = self.agent or self._named_by_content()
         now = store.clock()
         manifest = Manifest(
@@ -169,7 +192,7 @@ class Turn:
             model=store.ids.name,
             kv_type=store.ids.kv_type,
             tokens=np.frombuffer(self._tokens, ">u4").astype(np.uint32),
-            kv_tokens=covered,
+            kv_tokens=chain[-1].end if chain else 0,
             blocks=tuple(node.key for node in chain),
             runs=runs,
             messages=messages,
@@ -211,6 +234,16 @@ class Turn:
         self._sealed.append(node)
         self.store.save_block(node)
         return node
+
+    def _seal_rest(self) -> list[Node]:
+        """Seal everything that was computed, the partial block at the end as well; all of the chain."""
+        self.seal_full()
+        covered = min(self.kv.length, len(self._tokens) // 4)
+        chain = list(self._sealed)
+        if covered > len(chain) * self.store.pool.block_tokens:
+            chain.append(self._seal(len(chain) * self.store.pool.block_tokens, covered))
+            self._sealed.pop()
+        return chain
 
     def _claim(self, nodes: list[Node]) -> None:
         with self.store.lock:

@@ -1,0 +1,173 @@
+"""The engine: one thread, one loop. Sequences join and leave between steps.
+
+    schedule -> run -> sample -> emit
+
+A step is one flat batch: a row for each sequence that decodes, chunks for those that prefill. What is computed for a
+sequence depends on its tokens alone, so who else is in the batch changes nothing. When memory runs out, the sequence
+that came last goes to the warm tier and comes back later.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from everwarm.engine.scheduler import Part, Scheduler
+from everwarm.engine.sequence import Sequence
+from everwarm.errors import CapacityError, EverwarmError
+from everwarm.model.transformer import Span, Transformer
+
+_log = logging.getLogger(__name__)
+
+F32 = npt.NDArray[np.float32]
+
+
+class Engine:
+    """Computes what is submitted. Every sequence gets `on_end` once, whatever happens."""
+
+    def __init__(
+        self,
+        model: Transformer,
+        on_preempted: Callable[[Sequence], None] = lambda sequence: None,
+        scheduler: Scheduler | None = None,
+    ) -> None:
+        """`on_preempted` gets a sequence whose KV has been given up, to submit it again when there is room."""
+        self._model = model
+        self._scheduler = scheduler or Scheduler()
+        self._on_preempted = on_preempted
+        self._changed = threading.Condition()
+        self._arrived: list[Sequence] = []
+        self._running: list[Sequence] = []
+        self._closed = False
+        self._thread: threading.Thread | None = None
+        self.steps = self.preemptions = 0
+
+    def submit(self, sequence: Sequence) -> None:
+        """It joins at the next step."""
+        with self._changed:
+            if self._closed:
+                raise RuntimeError("the engine is closed")
+            self._arrived.append(sequence)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._loop, name="everwarm-engine", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def cancel(self, sequence: Sequence) -> None:
+        """It leaves before the next step; `on_end` tells when it has."""
+        with self._changed:
+            sequence.cancelled = True
+            self._changed.notify()
+
+    def close(self) -> None:
+        """End all sequences, then the thread."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+            thread = self._thread
+        if thread is not None:
+            thread.join()
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    def _loop(self) -> None:
+        while self._admit():
+            batch = self._schedule()
+            if batch:
+                logits = self._run(batch)
+                self._emit(batch, logits)
+
+    def _admit(self) -> bool:
+        """Take in who has arrived, let go of who was cancelled; waits if there is nothing to do. False at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._running or self._arrived or self._closed)
+            self._running += self._arrived
+            self._arrived.clear()
+            closed = self._closed
+        for sequence in list(self._running):
+            if sequence.cancelled or closed:
+                self._end(sequence, None)
+        return not closed
+
+    def _schedule(self) -> list[Part]:
+        """The rows of this step, with memory for each; whoever came last makes room."""
+        batch = self._scheduler.choose(self._running)
+        for part in list(batch):
+            kv = part.sequence.turn.kv
+            while part in batch:
+                try:
+                    kv.reserve(kv.length + part.rows)
+                    part.sequence.room.grow(len(kv.blocks))
+                    break
+                except CapacityError as error:
+                    victim = min(self._running, key=lambda one: (one.priority, -one.arrival))
+                    if len(self._running) == 1:
+                        self._end(victim, error)
+                    else:
+                        self._preempt(victim)
+                    batch = [other for other in batch if other.sequence is not victim]
+        return batch
+
+    def _run(self, batch: list[Part]) -> F32 | None:
+        started = time.perf_counter()
+        spans = []
+        for part in batch:
+            at = part.sequence.turn.kv.length
+            rows = part.sequence.tokens[at : at + part.rows]
+            spans.append(Span(rows, part.sequence.turn.kv, part.rows - 1 if part.reaches_end else part.rows))
+        try:
+            logits = self._model.forward(spans)
+        except EverwarmError as error:
+            for part in batch:
+                self._end(part.sequence, error)
+            return None
+        seconds = time.perf_counter() - started
+        self.steps += 1
+        self._scheduler.took(batch, seconds)
+        for part in batch:
+            if part.rows > 1:
+                part.sequence.computed += part.rows
+                if len(batch) == 1:
+                    part.sequence.turn.computed(part.rows, seconds)
+            part.sequence.turn.seal_full()
+        return logits
+
+    def _emit(self, batch: list[Part], logits: F32 | None) -> None:
+        if logits is None:
+            return
+        rows = iter(logits)
+        for part in batch:
+            sequence = part.sequence
+            if sequence.pending:
+                continue
+            row = next(rows)
+            if sequence.cancelled:
+                continue
+            try:
+                choice = sequence.sampler.sample(row)
+                sequence.tokens.append(choice.token)
+                sequence.turn.append([choice.token])
+                sequence.sampled += 1
+                if sequence.on_choice(choice):
+                    self._end(sequence, None)
+            except Exception as error:  # of this request alone: the others go on
+                self._end(sequence, error)
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.preemptions += 1
+        self._running.remove(sequence)
+        sequence.turn.suspend()
+        sequence.room.leave()
+        self._on_preempted(sequence)
+
+    def _end(self, sequence: Sequence, error: BaseException | None) -> None:
+        self._running.remove(sequence)
+        try:
+            sequence.on_end(error)
+        except Exception:
+            _log.exception("a request's end could not be told")

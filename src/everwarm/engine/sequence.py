@@ -1,0 +1,41 @@
+"""One request being computed: its tokens, how far its KV has come, and whom to tell.
+
+What is to be computed is `tokens[kv.length:]`: at first the prompt, later the token that was sampled last, after a
+preemption what was lost.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+
+from everwarm.engine.admission import Room
+from everwarm.engine.sampler import Choice, Sampler
+from everwarm.kv.turn import Alone, Turn
+
+_arrivals = count()
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Made by whoever asks; from `Engine.submit` until `on_end` it belongs to the engine's thread."""
+
+    turn: Turn | Alone
+    room: Room
+    tokens: list[int]
+    sampler: Sampler
+    on_choice: Callable[[Choice], bool]  # told each token; whether it was the last
+    on_end: Callable[[BaseException | None], None]  # told once, when the engine lets go of it
+    sampled: int = 0
+    computed: int = 0  # tokens of prefill so far, for fairness
+    cancelled: bool = False
+    arrival: int = field(default_factory=lambda: next(_arrivals))
+
+    @property
+    def pending(self) -> int:
+        """Tokens that have to be computed before the next one can be sampled."""
+        return len(self.tokens) - self.turn.kv.length
+
+    @property
+    def priority(self) -> int:
+        """The greater goes first."""
+        return self.room.priority

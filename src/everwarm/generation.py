@@ -1,0 +1,188 @@
+"""One request from prompt to end: the agent's turn, room in memory, the engine, text as it comes, the commit.
+
+It runs in the thread of whoever iterates; only sampling, detokenising and the search for stop strings happen on the
+engine's thread, so that a sequence ends with the very token that ended it.
+"""
+
+import threading
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from everwarm.engine.admission import Room
+from everwarm.engine.prefill import check_prompt
+from everwarm.engine.sampler import Choice, Sampler
+from everwarm.engine.sampling import Sampling
+from everwarm.engine.sequence import Sequence
+from everwarm.errors import CancelledError
+from everwarm.kv.manifest import text_digests
+from everwarm.kv.receipt import Receipt
+from everwarm.kv.turn import Alone, Turn
+from everwarm.text.detokenizer import Detokenizer
+from everwarm.text.history import Prompt, answer_runs, tokenise, wanted_runs
+from everwarm.text.stop import StopMatcher
+from everwarm.types import Run, Segment
+
+if TYPE_CHECKING:
+    from everwarm.llm import LLM
+
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One generated token. `text` holds whole characters only, so it may be empty or belong to earlier tokens too."""
+
+    token: int
+    text: str
+    logprob: float
+    top_logprobs: tuple[tuple[int, float], ...]
+    finish_reason: str | None  # on the last event: `stop` (end token or stop string) or `length`
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """After the last event: what was reused, and whether the turn is safe on disk."""
+
+    receipt: Receipt
+    text: str = ""  # so that who only prints need not tell it from an event
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A checked request."""
+
+    given: list[int] | tuple[list[Segment], bool]  # token ids, or segments and whether BOS goes before them
+    sampling: Sampling
+    max_tokens: int
+    stops: tuple[str, ...]
+    end_ids: frozenset[int]
+    agent: str | None = None
+    tenant: str = ""
+    messages: tuple[Message, ...] | None = None
+    cache: bool = True  # False: nothing is looked up, nothing is kept
+    priority: int = 0
+
+
+class Generation:
+    """Iterate over `events` once; `cancel` from anywhere."""
+
+    def __init__(self, llm: "LLM", asked: Asked) -> None:
+        self._llm = llm
+        self._asked = asked
+        self._cancelled = threading.Event()
+        self._sequence: Sequence | None = None
+        self._happened: SimpleQueue[Event | _Over] = SimpleQueue()
+
+    def cancel(self) -> None:
+        """The iterator raises CancelledError, soon; memory is free at the next step of the engine."""
+        self._cancelled.set()
+        if self._sequence is not None:
+            self._llm.engine.cancel(self._sequence)
+
+    def events(self) -> Iterator[Event | End]:
+        """An event per token, then the end."""
+        return self._alone() if not self._asked.cache else self._turn()
+
+    def _alone(self) -> Iterator[Event | End]:
+        llm, given = self._llm, self._asked.given
+        ids = given if isinstance(given, list) else llm.tokenizer.encode(given[0], add_bos=given[1])
+        check_prompt(llm.model, ids)
+        with llm.room(len(ids), self._asked.priority, self._is_cancelled) as room, llm.new_turn() as turn:
+            yield from self._compute(turn, room, ids)
+        yield End(Receipt("", prompt_tokens=len(ids), reason="nothing was looked up", exact=llm.backend.exact))
+
+    def _turn(self) -> Iterator[Event | End]:
+        llm, asked = self._llm, self._asked
+        store = llm.agents
+        with store.open_turn(asked.agent, llm.config.context, asked.tenant, self._is_cancelled) as turn:
+            prompt = self._tokenise(turn)
+            check_prompt(llm.model, prompt.ids)
+            with llm.room(len(prompt.ids), asked.priority, self._is_cancelled) as room:
+                receipt = turn.acquire(prompt.ids, prompt.diverged_at_char)
+                answer: list[int] = []
+                text = ""
+                with closing(self._compute(turn, room, prompt.ids)) as events:
+                    for event in events:
+                        answer.append(event.token)
+                        text += event.text
+                        yield event
+                said = None if asked.messages is None else (*asked.messages, {"role": "assistant", "content": text})
+                spelt = answer_runs(llm.tokenizer, answer, continuing=prompt.ids[-1] not in llm.control_ids)
+                turn.commit((*prompt.runs, *spelt), said)
+            yield End(receipt)
+
+    def _tokenise(self, turn: Turn) -> Prompt:
+        """Now that the agent's turn is owned: what it has computed keeps its token ids."""
+        given, tokenizer = self._asked.given, self._llm.tokenizer
+        if isinstance(given, list):
+            return Prompt(given, (Run(tokenizer.decode(given, special=True), False, len(given)),))
+        segments, add_bos = given
+        if turn.agent is None:
+            turn.store.continue_anonymous(turn, text_digests(wanted_runs(segments, add_bos)))
+        return tokenise(tokenizer, segments, add_bos, turn.history.runs, turn.history.ids)
+
+    def _is_cancelled(self) -> bool:
+        return self._cancelled.is_set() or (self._sequence is not None and self._sequence.cancelled)
+
+    def _compute(self, turn: Turn | Alone, room: Room, ids: list[int]) -> Generator[Event]:
+        llm = self._llm
+        sampler = Sampler(self._asked.sampling, ids, llm.config.vocab_size)
+        tell = self._teller(ids)
+        sequence = Sequence(turn, room, list(ids), sampler, tell, lambda error: self._happened.put(_Over(error)))
+        self._sequence = sequence
+        if self._cancelled.is_set():
+            raise CancelledError("cancelled")
+        llm.engine.submit(sequence)
+        over = None
+        try:
+            while over is None:
+                happened = self._happened.get()
+                if isinstance(happened, _Over):
+                    over = happened
+                else:
+                    yield happened
+        finally:
+            if over is None:  # whoever listened has gone
+                llm.engine.cancel(sequence)
+                while not isinstance(self._happened.get(), _Over):
+                    pass
+            llm.finished(sampler)
+        if over.error is not None:
+            raise over.error
+        if sequence.cancelled:
+            raise CancelledError("cancelled")
+
+    def _teller(self, ids: list[int]) -> Callable[[Choice], bool]:
+        """What becomes of a token: text, unless it ends the answer."""
+        asked, llm = self._asked, self._llm
+        limit = min(asked.max_tokens, llm.config.context - len(ids))
+        # After a control token a text begins, else it goes on: only then is a leading space part of it.
+        detokenizer = Detokenizer(llm.tokenizer, continuing=ids[-1] not in llm.control_ids)
+        matcher = StopMatcher(asked.stops)
+        count = 0
+
+        def tell(choice: Choice) -> bool:
+            nonlocal count
+            count += 1
+            text = matcher.push(detokenizer.push(choice.token))
+            finish = None
+            if choice.token in asked.end_ids or matcher.matched is not None:
+                finish = "stop"
+            elif count == limit:
+                finish = "length"
+            if finish and matcher.matched is None:
+                text += matcher.push(detokenizer.flush()) + matcher.flush()
+            self._happened.put(Event(choice.token, text, choice.logprob, choice.top_logprobs, finish))
+            return finish is not None
+
+        return tell
+
+
+@dataclass(frozen=True, slots=True)
+class _Over:
+    """The engine has let go of the sequence."""
+
+    error: BaseException | None
