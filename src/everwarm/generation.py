@@ -61,6 +61,7 @@ class Asked:
     end_ids: frozenset[int]
     agent: str | None = None
     tenant: str = ""
+    group: str = ""
     messages: tuple[Message, ...] | None = None
     cache: bool = True  # False: nothing is looked up, nothing is kept
     priority: int = 0
@@ -74,6 +75,7 @@ class Generation:
         self._asked = asked
         self._cancelled = threading.Event()
         self._sequence: Sequence | None = None
+        self.receipt: Receipt | None = None  # once the prefix was looked up
         self._happened: SimpleQueue[Event | _Over] = SimpleQueue()
 
     def cancel(self) -> None:
@@ -97,11 +99,11 @@ class Generation:
     def _turn(self) -> Iterator[Event | End]:
         llm, asked = self._llm, self._asked
         store = llm.agents
-        with store.open_turn(asked.agent, llm.config.context, asked.tenant, self._is_cancelled) as turn:
+        with store.open_turn(asked.agent, llm.config.context, asked.tenant, self._is_cancelled, asked.group) as turn:
             prompt = self._tokenise(turn)
             check_prompt(llm.model, prompt.ids)
             with llm.room(len(prompt.ids), asked.priority, self._is_cancelled) as room:
-                receipt = turn.acquire(prompt.ids, prompt.diverged_at_char)
+                receipt = self.receipt = turn.acquire(prompt.ids, prompt.diverged_at_char)
                 answer: list[int] = []
                 text = ""
                 with closing(self._compute(turn, room, prompt.ids)) as events:
@@ -121,7 +123,7 @@ class Generation:
             return Prompt(given, (Run(tokenizer.decode(given, special=True), False, len(given)),))
         segments, add_bos = given
         if turn.agent is None:
-            turn.store.continue_anonymous(turn, text_digests(wanted_runs(segments, add_bos)))
+            turn.store.continue_branch(turn, text_digests(wanted_runs(segments, add_bos)))
         return tokenise(tokenizer, segments, add_bos, turn.history.runs, turn.history.ids)
 
     def _is_cancelled(self) -> bool:

@@ -329,11 +329,12 @@ class LLM:
         *,
         messages: Sequence[Message] | None = None,
         special: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> tuple[list[Segment], bool]:
         """What is to be tokenised, and whether BOS goes before it."""
         add_bos = self.tokenizer.add_bos
         if messages is not None:
-            segments = self.template.render(messages)
+            segments = self.template.render(messages, tools=tools)
             opens_with_bos = (
                 bool(segments)
                 and segments[0].special
@@ -376,8 +377,10 @@ class LLM:
         messages: Sequence[Message] | None = None,
         tokens: Sequence[int] | None = None,
         special: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         agent: str | None = None,
         tenant: str = "",
+        group: str = "",
         max_tokens: int = DEFAULT_MAX_TOKENS,
         stop: str | Sequence[str] | None = None,
         ignore_eos: bool = False,
@@ -399,7 +402,7 @@ class LLM:
             given = ids = _token_ids(tokens)
             check_prompt(self.model, ids)
         else:
-            given = self.segments(prompt, messages=messages, special=special)
+            given = self.segments(prompt, messages=messages, special=special, tools=tools)
         return Generation(
             self,
             Asked(
@@ -410,6 +413,7 @@ class LLM:
                 frozenset() if ignore_eos else self.tokenizer.eog_ids,
                 agent,
                 tenant,
+                group,
                 None if messages is None else tuple(messages),
                 cache,
                 priority,

@@ -44,6 +44,7 @@ class Manifest:
     messages: tuple[Any, ...] | None = None  # as the caller sent them, with the answer
     text_digest: str = ""
     anonymous: bool = False
+    group: str = ""  # of a branch of a group: the group's name
     pinned: bool = False
     created: float = 0.0
     used: float = 0.0
@@ -81,9 +82,28 @@ def file_name(tenant: str, name: str) -> str:
     return hashlib.blake2b(said, digest_size=16).hexdigest() + ".safetensors"
 
 
+def pack_text(runs: Sequence[Run], messages: Sequence[Any] | None) -> container.Array:
+    """The text of a history as a tensor."""
+    body = {"runs": [[run.text, int(run.special), run.tokens] for run in runs], "messages": messages}
+    return np.frombuffer(zlib.compress(json.dumps(body).encode(), 1), np.uint8)
+
+
+def unpack_text(text: container.Array, most_bytes: int = _MOST_TEXT) -> tuple[tuple[Run, ...], tuple[Any, ...] | None]:
+    """What `pack_text` packed. Raises StoreError."""
+    inflate = zlib.decompressobj()
+    try:
+        plain = inflate.decompress(text.tobytes(), most_bytes)
+        if inflate.unconsumed_tail:
+            raise StoreError(f"a text of more than {most_bytes:,} bytes")
+        body = json.loads(plain)
+        runs = tuple(Run(str(text), bool(special), int(count)) for text, special, count in body["runs"])
+        return runs, None if body["messages"] is None else tuple(body["messages"])
+    except (KeyError, ValueError, TypeError, OverflowError, zlib.error, RecursionError) as error:
+        raise StoreError(f"the text can't be read: {error!r}") from None
+
+
 def encode(manifest: Manifest) -> list[container.Part]:
-    body = {"runs": [[run.text, int(run.special), run.tokens] for run in manifest.runs], "messages": manifest.messages}
-    text = np.frombuffer(zlib.compress(json.dumps(body).encode(), 1), np.uint8)
+    text = pack_text(manifest.runs, manifest.messages)
     blocks = np.frombuffer(b"".join(manifest.blocks), np.uint8).reshape(-1, KEY_BYTES)
     tokens = np.asarray(manifest.tokens, "<u4")
     said = {
@@ -101,6 +121,7 @@ def encode(manifest: Manifest) -> list[container.Part]:
         "kv_tokens": str(manifest.kv_tokens),
         "text_digest": manifest.text_digest,
         "anonymous": str(int(manifest.anonymous)),
+        "group": json.dumps(manifest.group),
         "pinned": str(int(manifest.pinned)),
         "created": repr(manifest.created),
         "used": repr(manifest.used),
@@ -118,12 +139,9 @@ def encode(manifest: Manifest) -> list[container.Part]:
 def decode(file: bytes, with_text: bool = True) -> Manifest:
     """Raises StoreError unless it is whole and of a version that can be read. Without text, runs are empty."""
     said, tensors = container.decode(file)
-    if said.get("format") != FORMAT:
-        raise StoreError(f"format {said.get('format')!r}, expected {FORMAT!r}")
-    if said.get("version") != VERSION:
-        raise StoreError(f"version {said.get('version')!r} of the format, this everwarm reads {VERSION}")
+    container.check_version(said, FORMAT, VERSION)
     try:
-        body: dict[str, Any] = _body(tensors["text"]) if with_text else {"runs": (), "messages": None}
+        runs, messages = unpack_text(tensors["text"]) if with_text else ((), None)
         blocks = tensors["blocks"].reshape(-1, KEY_BYTES)
         manifest = Manifest(
             tenant=str(json.loads(said["tenant"])),
@@ -138,26 +156,19 @@ def decode(file: bytes, with_text: bool = True) -> Manifest:
             tokens=tensors["tokens"].reshape(-1),
             kv_tokens=int(said["kv_tokens"]),
             blocks=tuple(Key(row.tobytes()) for row in blocks),
-            runs=tuple(Run(str(text), bool(special), int(count)) for text, special, count in body["runs"]),
-            messages=None if body["messages"] is None else tuple(body["messages"]),
+            runs=runs,
+            messages=messages,
             text_digest=said["text_digest"],
             anonymous=said["anonymous"] == "1",
+            group=str(json.loads(said["group"])),
             pinned=said["pinned"] == "1",
             created=float(said["created"]),
             used=float(said["used"]),
         )
-    except (KeyError, ValueError, TypeError, zlib.error, RecursionError) as error:
+    except (KeyError, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise StoreError(f"a field can't be read: {error!r}") from None
     if not 0 <= manifest.kv_tokens <= len(manifest.tokens) or min((run.tokens for run in manifest.runs), default=0) < 0:
         raise StoreError("counts of tokens that can't be")
     if with_text and sum(run.tokens for run in manifest.runs) != len(manifest.tokens):
         raise StoreError("the text does not belong to the tokens")
     return manifest
-
-
-def _body(text: container.Array) -> Any:
-    inflate = zlib.decompressobj()
-    plain = inflate.decompress(text.tobytes(), _MOST_TEXT)
-    if inflate.unconsumed_tail:
-        raise StoreError(f"a text of more than {_MOST_TEXT:,} bytes")
-    return json.loads(plain)

@@ -53,6 +53,7 @@ class Agent:
     tenant: str
     name: str
     anonymous: bool = False
+    group: str = ""
     pinned: bool = False
     generation: int = 0
     tokens: int = 0
@@ -102,7 +103,7 @@ class AgentStore:
         self.lock = pool.lock
         self.tree = Tree(pool.block_tokens)
         self.agents: dict[tuple[str, str], Agent] = {}
-        self.by_text: dict[tuple[str, str], Agent] = {}  # anonymous ones, by tenant and digest of their text
+        self.by_text: dict[tuple[str, str, str], Agent] = {}  # branches, by tenant, group and digest of text
         self.counters: Counter[str] = Counter()
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self.hot = Recency()
@@ -153,13 +154,14 @@ class AgentStore:
         capacity: int,
         tenant: str = "",
         cancelled: Callable[[], bool] = lambda: False,
+        group: str = "",
     ) -> Turn:
         """Wait for the agent's turn; it may grow to `capacity` tokens. Without a name, the conversation gets one from
         its content.
         """
         tenant = check_name(tenant or DEFAULT_TENANT, "tenant")
         if name is None:
-            return Turn(self, None, tenant, capacity)
+            return Turn(self, None, tenant, capacity, check_name(group, "group") if group else "")
         check_name(name, "agent")
         with self.lock:
             agent = self.new_agent(tenant, name)
@@ -181,14 +183,14 @@ class AgentStore:
                 self.agents[tenant, name] = Agent(tenant, name, created=self.clock())
             return self.agents[tenant, name]
 
-    def continue_anonymous(self, turn: Turn, digests: list[str]) -> None:
+    def continue_branch(self, turn: Turn, digests: list[str]) -> None:
         """Let a conversation without a name go on from one whose text is a beginning of its own, the longest first.
         `digests` are those of its beginnings, the shortest first. One that is being continued already is left alone:
         this one forks.
         """
         with self.lock:
             for digest in reversed(digests):
-                agent = self.by_text.get((turn.tenant, digest))
+                agent = self.by_text.get((turn.tenant, turn.group, digest))
                 if agent is not None and self._claim(agent):
                     turn.adopt(agent)
                     return
@@ -202,13 +204,14 @@ class AgentStore:
             self._claim(agent)
             return agent
 
-    def own_new(self, name: str, tenant: str) -> Agent:
-        """An anonymous agent of this name whose turn is owned; of a similar name if it is busy."""
+    def own_new(self, name: str, tenant: str, group: str) -> Agent:
+        """A branch of a group (without one: anonymous) whose turn is owned; of a similar name if that one is busy."""
         with self.lock:
             for number in count():
                 agent = self.new_agent(tenant, f"{name}-{number}" if number else name)
-                if (agent.anonymous or not agent.generation) and self._claim(agent):
-                    agent.anonymous = agent.anonymous or not agent.generation
+                known = agent.generation or agent.unsaved
+                if (not known or (agent.anonymous, agent.group) == (not group, group)) and self._claim(agent):
+                    agent.anonymous, agent.group = not group, group
                     return agent
         raise AssertionError
 
@@ -251,7 +254,7 @@ class AgentStore:
         if agent is None:
             return "no prefix of it is known"
         if why := self.warm.other_versions.get(file_name(tenant, agent.name)):
-            return f"its manifest is of {why}"
+            return f"its manifest {why}"
         found = elsewhere(self.disk, tenant, agent.name) if self.disk is not None else None
         if found is None:
             return "no such agent"
@@ -363,7 +366,14 @@ class AgentStore:
         with self._turn_of(agent):
             now = self.clock()
             manifest = replace(
-                self.manifest(agent), name=new, generation=1, created=now, used=now, anonymous=False, pinned=False
+                self.manifest(agent),
+                name=new,
+                generation=1,
+                created=now,
+                used=now,
+                anonymous=False,
+                group="",
+                pinned=False,
             )
             with self.lock:
                 if (agent.tenant, new) in self.agents:
@@ -398,7 +408,7 @@ class AgentStore:
         with self.lock:
             alone, leaf = alone_with(agent), agent.leaf
             self._count(agent, -1)
-            self.by_text.pop((agent.tenant, agent.text_digest), None)
+            self._forget_text(agent)
             agent.leaf, agent.generation, agent.unsaved = None, 0, None
             agent.tokens, agent.kv_tokens, agent.salt, agent.text_digest = 0, 0, b"", ""
             agent.anonymous = agent.pinned = False
@@ -455,16 +465,16 @@ class AgentStore:
         with self.lock:
             before = agent.leaf
             self._count(agent, -1)
-            self.by_text.pop((agent.tenant, agent.text_digest), None)
-            agent.anonymous, agent.pinned = manifest.anonymous, manifest.pinned
+            self._forget_text(agent)
+            agent.anonymous, agent.group, agent.pinned = manifest.anonymous, manifest.group, manifest.pinned
             agent.generation, agent.salt = manifest.generation, bytes.fromhex(manifest.salt)
             agent.tokens, agent.kv_tokens = len(manifest.tokens), manifest.kv_tokens
             agent.created, agent.used = manifest.created, manifest.used
             agent.leaf = chain[-1] if chain else None
             agent.unsaved = manifest
             agent.text_digest = manifest.text_digest
-            if agent.anonymous:
-                self.by_text[agent.tenant, agent.text_digest] = agent
+            if agent.anonymous or agent.group:
+                self.by_text[agent.tenant, agent.group, agent.text_digest] = agent
             self._count(agent, +1)
             if before is not None:
                 self.tree.forget(before)
@@ -497,6 +507,11 @@ class AgentStore:
             else:
                 node.named += change
             node.pinned += change if agent.pinned else 0
+
+    def _forget_text(self, agent: Agent) -> None:
+        at = agent.tenant, agent.group, agent.text_digest
+        if self.by_text.get(at) is agent:
+            del self.by_text[at]
 
     def _turn_of(self, agent: Agent) -> "_Owned":
         return _Owned(self, agent)

@@ -81,8 +81,9 @@ class Alone:
 class Turn:
     """Owned by one request from `AgentStore.open_turn` to `release`."""
 
-    def __init__(self, store: "AgentStore", agent: "Agent | None", tenant: str, capacity: int) -> None:
+    def __init__(self, store: "AgentStore", agent: "Agent | None", tenant: str, capacity: int, group: str = "") -> None:
         self.store = store
+        self.group = group  # of a conversation that has no name of its own
         self.agent = agent  # None: a conversation without a name, until its content gives it one
         self.tenant = tenant
         self.history = History() if agent is None else store.history(agent)
@@ -198,6 +199,7 @@ class Turn:
             messages=messages,
             text_digest=text_digests(merged(runs))[-1] if runs else "",
             anonymous=agent.anonymous,
+            group=agent.group,
             pinned=agent.pinned,
             created=agent.created,
             used=now,
@@ -263,8 +265,8 @@ class Turn:
                     self.store.tree.forget(node)
 
     def _named_by_content(self) -> "Agent":
-        name = "anonymous-" + hashlib.blake2b(self._tokens, digest_size=8, key=self._salt).hexdigest()
-        self.agent = self.store.own_new(name, self.tenant)
+        digest = hashlib.blake2b(self._tokens, digest_size=8, key=self._salt).hexdigest()
+        self.agent = self.store.own_new(f"{self.group or 'anonymous'}-{digest}", self.tenant, self.group)
         self.receipt.agent = self.agent.name
         return self.agent
 
