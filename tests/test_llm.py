@@ -184,7 +184,7 @@ def test_preload_leaves_no_miss(llm: everwarm.LLM) -> None:
         ({"prompt": ""}, "the prompt is empty"),
         ({"tokens": []}, "the prompt is empty"),
         ({"tokens": [-1]}, "token -1 is not in the vocabulary"),
-        ({"prompt": "x" * 128}, "128 tokens, the model's context is 128"),
+        ({"prompt": "x" * 128}, "128 tokens, the context is 128"),
         ({"prompt": "a", "max_tokens": 0}, "max_tokens 0: must be a whole number of at least 1"),
         ({"prompt": "a", "max_tokens": None}, "max_tokens None: must be a whole number"),
         ({"prompt": "a", "max_tokens": 2.5}, "max_tokens 2.5: must be a whole number"),

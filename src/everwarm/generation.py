@@ -64,7 +64,9 @@ class Asked:
     group: str = ""
     messages: tuple[Message, ...] | None = None
     cache: bool = True  # False: nothing is looked up, nothing is kept
+    keep: bool = True  # False: what is known is used, but the answer is not kept
     priority: int = 0
+    context: int = 0
 
 
 class Generation:
@@ -91,7 +93,7 @@ class Generation:
     def _alone(self) -> Iterator[Event | End]:
         llm, given = self._llm, self._asked.given
         ids = given if isinstance(given, list) else llm.tokenizer.encode(given[0], add_bos=given[1])
-        check_prompt(llm.model, ids)
+        check_prompt(llm.model, ids, self._asked.context)
         with llm.room(len(ids), self._asked.priority, self._is_cancelled) as room, llm.new_turn() as turn:
             yield from self._compute(turn, room, ids)
         yield End(Receipt("", prompt_tokens=len(ids), reason="nothing was looked up", exact=llm.backend.exact))
@@ -101,7 +103,7 @@ class Generation:
         store = llm.agents
         with store.open_turn(asked.agent, llm.config.context, asked.tenant, self._is_cancelled, asked.group) as turn:
             prompt = self._tokenise(turn)
-            check_prompt(llm.model, prompt.ids)
+            check_prompt(llm.model, prompt.ids, asked.context)
             with llm.room(len(prompt.ids), asked.priority, self._is_cancelled) as room:
                 receipt = self.receipt = turn.acquire(prompt.ids, prompt.diverged_at_char)
                 answer: list[int] = []
@@ -113,14 +115,16 @@ class Generation:
                         yield event
                 said = None if asked.messages is None else (*asked.messages, {"role": "assistant", "content": text})
                 spelt = answer_runs(llm.tokenizer, answer, continuing=prompt.ids[-1] not in llm.control_ids)
-                turn.commit((*prompt.runs, *spelt), said)
+                if asked.keep:
+                    runs = prompt.runs or (Run(llm.tokenizer.decode(prompt.ids, special=True), False, len(prompt.ids)),)
+                    turn.commit((*runs, *spelt), said)
             yield End(receipt)
 
     def _tokenise(self, turn: Turn) -> Prompt:
         """Now that the agent's turn is owned: what it has computed keeps its token ids."""
         given, tokenizer = self._asked.given, self._llm.tokenizer
         if isinstance(given, list):
-            return Prompt(given, (Run(tokenizer.decode(given, special=True), False, len(given)),))
+            return Prompt(given, ())  # what they spell is worked out after the last token
         segments, add_bos = given
         if turn.agent is None:
             turn.store.continue_branch(turn, text_digests(wanted_runs(segments, add_bos)))
@@ -160,7 +164,7 @@ class Generation:
     def _teller(self, ids: list[int]) -> Callable[[Choice], bool]:
         """What becomes of a token: text, unless it ends the answer."""
         asked, llm = self._asked, self._llm
-        limit = min(asked.max_tokens, llm.config.context - len(ids))
+        limit = min(asked.max_tokens, asked.context - len(ids))
         # After a control token a text begins, else it goes on: only then is a leading space part of it.
         detokenizer = Detokenizer(llm.tokenizer, continuing=ids[-1] not in llm.control_ids)
         matcher = StopMatcher(asked.stops)

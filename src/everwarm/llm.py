@@ -385,12 +385,15 @@ class LLM:
         stop: str | Sequence[str] | None = None,
         ignore_eos: bool = False,
         cache: bool = True,
+        keep: bool = True,
+        context: int | None = None,
         priority: int = 0,
         **sampling: Any,
     ) -> Generation:
-        """A generation that can be cancelled; it begins when its events are asked for. Without `cache` everything is
-        computed and nothing is kept. `sampling` takes the fields of `everwarm.engine.sampling.Sampling`. A second turn
-        of the same agent waits for the first.
+        """A generation that can be cancelled; it begins when its events are asked for. `context` is a limit on prompt
+        and answer below the model's own. Without `keep` the answer is not kept. Without `cache` everything is computed
+        and nothing is kept. `sampling` takes the fields of `everwarm.engine.sampling.Sampling`. A second turn of the
+        same agent waits for the first.
         """
         checked = self.check_options(max_tokens=max_tokens, stop=stop, **sampling)
         if sum(source is not None for source in (prompt, messages, tokens)) != 1:
@@ -416,7 +419,9 @@ class LLM:
                 group,
                 None if messages is None else tuple(messages),
                 cache,
+                keep,
                 priority,
+                min(context or self.config.context, self.config.context),
             ),
         )
 

@@ -73,7 +73,8 @@ def test_a_client_that_goes_away_does_not_keep_others_waiting(client: httpx.Clie
         ({"messages": [{"role": "user", "content": "x" * 500}]}, "context"),
         ({"max_tokens": -3}, "max_tokens"),
         ({"max_tokens": 0}, "max_tokens"),
-        ({"logprobs": True}, "logprobs"),
+        ({"audio": {"voice": "a"}}, "audio"),
+        ({"n": 1000}, "n:"),
     ],
 )
 def test_a_bad_request_is_a_400_in_openais_shape(client: httpx.Client, change: dict[str, object], named: str) -> None:

@@ -12,14 +12,14 @@ PREFILL_CHUNK = 512
 """Tokens per prefill step: enough rows for BLAS to run at full speed, activations that stay small."""
 
 
-def check_prompt(model: Transformer, prompt: Sequence[int]) -> None:
-    """Raise RequestError unless the model can take this prompt and say at least one token."""
-    context, vocab = model.config.context, model.config.vocab_size
+def check_prompt(model: Transformer, prompt: Sequence[int], context: int | None = None) -> None:
+    """Raise RequestError unless the model can take this prompt and say at least one token within `context`."""
+    context, vocab = context or model.config.context, model.config.vocab_size
     if not prompt:
         raise RequestError("the prompt is empty: give at least one token")
     if len(prompt) >= context:
         raise RequestError(
-            f"the prompt has {len(prompt):,} tokens, the model's context is {context:,}: "
+            f"the prompt has {len(prompt):,} tokens, the context is {context:,}: "
             "shorten it to leave room for an answer"
         )
     for token in prompt:

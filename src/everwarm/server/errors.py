@@ -1,0 +1,73 @@
+"""What a client is told when something is wrong: OpenAI's shape, or Anthropic's on its routes. Never a traceback."""
+
+import logging
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from everwarm.errors import CancelledError, CapacityError, EverwarmError, StoreError
+
+_log = logging.getLogger(__name__)
+
+
+class ApiError(EverwarmError):
+    """Something that the client is told with a status of its own."""
+
+    def __init__(
+        self, status: int, message: str, kind: str = "invalid_request_error", retry_after: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.kind = kind
+        self.retry_after = retry_after
+
+
+def as_api_error(error: BaseException) -> ApiError:
+    """Any error, as the client is told of it."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, RequestValidationError):
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"][1:]) or "body"
+        return ApiError(400, f"{where}: {first['msg']}")
+    if isinstance(error, HTTPException):
+        return ApiError(error.status_code, str(error.detail))
+    if isinstance(error, CapacityError):
+        return ApiError(503, str(error), "overloaded_error", retry_after=1)
+    if isinstance(error, CancelledError):
+        return ApiError(408, str(error), "timeout_error")
+    if isinstance(error, StoreError):
+        return ApiError(404 if "no such agent" in str(error) else 400, str(error))
+    if isinstance(error, EverwarmError):
+        return ApiError(400, str(error))
+    _log.error("a request failed", exc_info=error)
+    return ApiError(500, "something went wrong in the server; its log says what", "server_error")
+
+
+def body(error: ApiError, path: str) -> dict[str, object]:
+    """The body of a response."""
+    if path.startswith("/v1/messages"):
+        kinds = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error"}
+        kind = kinds.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+        if error.status in (503, 529):
+            kind = "overloaded_error"
+        return {"type": "error", "error": {"type": kind, "message": str(error)}}
+    return {"error": {"message": str(error), "type": error.kind, "param": None, "code": None}}
+
+
+def response(error: BaseException, path: str) -> JSONResponse:
+    told = as_api_error(error)
+    headers = {} if told.retry_after is None else {"Retry-After": str(told.retry_after)}
+    return JSONResponse(body(told, path), status_code=told.status, headers=headers)
+
+
+def install(app: FastAPI) -> None:
+    """Have every error told this way."""
+
+    async def tell(request: Request, error: Exception) -> JSONResponse:
+        return response(error, request.url.path)
+
+    for kind in (EverwarmError, RequestValidationError, HTTPException, Exception):
+        app.add_exception_handler(kind, tell)

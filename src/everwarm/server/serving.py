@@ -1,0 +1,185 @@
+"""Between HTTP and the engine: who may ask, how many may wait, and generations as asynchronous streams.
+
+A generation runs on a thread of its own (it waits for turns, memory and disks); its events cross to the event loop one
+by one. When the client has gone, it is cancelled, and its memory is free at the engine's next step.
+"""
+
+import asyncio
+import contextlib
+import hmac
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from fastapi import Request
+
+from everwarm.kv.owner import DEFAULT_TENANT
+from everwarm.kv.receipt import Receipt
+from everwarm.llm import LLM, End, Event, Generation
+from everwarm.server.errors import ApiError
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one client may take."""
+
+    most_queued: int = 256  # requests at once, running or waiting
+    most_body_bytes: int = 16 << 20
+    timeout_s: float = 3600.0
+    context: int | None = None  # fewer tokens than the model's own context
+    keep_alive_s: float = 5.0
+    most_choices: int = 16
+
+
+@dataclass(slots=True)
+class Done:
+    """What became of a request, for its log line and the metrics."""
+
+    id: str
+    route: str
+    agent: str = ""
+    tenant: str = ""
+    status: int = 200
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    tier: str = ""
+    reason: str = ""
+    ttft_s: float | None = None
+    total_s: float = 0.0
+    finish: str = ""
+    inter_token_s: list[float] = field(default_factory=list)
+
+
+class Serving:
+    """One model, served. What all routes share."""
+
+    def __init__(
+        self,
+        llm: LLM,
+        name: str,
+        limits: Limits | None = None,
+        keys: Mapping[str, str] | None = None,
+        on_done: Callable[[Done], None] = lambda done: None,
+    ) -> None:
+        """`keys` maps API keys to tenants; none at all: everyone may ask, as the default tenant."""
+        self.llm = llm
+        self.name = name
+        self.limits = limits or Limits()
+        self.created = int(time.time())
+        self.on_done = on_done
+        self.active = 0
+        self.draining = False
+        self._keys = {key.encode(): tenant for key, tenant in (keys or {}).items()}
+        self._threads = ThreadPoolExecutor(self.limits.most_queued, "everwarm-request")
+        self._running: set[Generation] = set()
+        self._lock = threading.Lock()
+
+    @property
+    def context(self) -> int:
+        return min(self.limits.context or self.llm.config.context, self.llm.config.context)
+
+    def tenant(self, request: Request) -> str:
+        """Whose key it is. Raises ApiError 401."""
+        if not self._keys:
+            return DEFAULT_TENANT
+        given = request.headers.get("x-api-key") or ""
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer":
+            given = token.strip()
+        found = None
+        for key, tenant in self._keys.items():  # all of them, so that time tells nothing
+            if hmac.compare_digest(key, given.encode("utf-8", "surrogateescape")):
+                found = tenant
+        if found is None:
+            raise ApiError(401, "a valid API key is needed: Authorization: Bearer KEY, or X-Api-Key", "invalid_api_key")
+        return found
+
+    @contextlib.contextmanager
+    def admitted(self) -> Iterator[None]:
+        """Count a request in. Raises ApiError 429 or 503."""
+        with self._lock:
+            if self.draining:
+                raise ApiError(503, "the server is shutting down", "overloaded_error", retry_after=5)
+            if self.active >= self.limits.most_queued:
+                raise ApiError(
+                    429, f"{self.active} requests are running or waiting, the limit is {self.limits.most_queued}",
+                    "rate_limit_error", retry_after=1,
+                )  # fmt: skip
+            self.active += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.active -= 1
+
+    async def events(self, generation: Generation) -> AsyncGenerator[Event | End]:
+        """The events of a generation. Leaving the iteration cancels it."""
+        loop, happened = asyncio.get_running_loop(), asyncio.Queue[Event | End | BaseException | None]()
+
+        def tell(item: Event | End | BaseException | None) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens
+                loop.call_soon_threadsafe(happened.put_nowait, item)
+
+        def run() -> None:
+            try:
+                for item in generation.events():
+                    tell(item)
+                tell(None)
+            except BaseException as error:
+                tell(error)
+
+        with self._lock:
+            self._running.add(generation)
+        self._threads.submit(run)
+        over = False
+        try:
+            async with asyncio.timeout(self.limits.timeout_s):
+                while (item := await happened.get()) is not None:
+                    if isinstance(item, BaseException):
+                        over = True
+                        raise item
+                    yield item
+            over = True
+        except TimeoutError:
+            limit = f"{self.limits.timeout_s:g} s"
+            raise ApiError(408, f"the request took longer than the limit of {limit}", "timeout_error") from None
+        finally:
+            if not over:
+                generation.cancel()
+            with self._lock:
+                self._running.discard(generation)
+
+    async def drain(self, grace_s: float) -> None:
+        """Take nothing new; wait for what runs, then cancel what is left."""
+        self.draining = True
+        end = time.monotonic() + grace_s
+        while self.active and time.monotonic() < end:
+            await asyncio.sleep(0.02)
+        with self._lock:
+            left = list(self._running)
+        for generation in left:
+            generation.cancel()
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+
+def receipt_headers(receipt: Receipt | None) -> dict[str, str]:
+    """What is known when the answer begins."""
+    if receipt is None:
+        return {}
+    return {
+        "X-Everwarm-Agent": receipt.agent.encode("ascii", "replace").decode(),
+        "X-Everwarm-Tier": receipt.tier,
+        "X-Everwarm-Cached-Tokens": str(receipt.cached_tokens),
+        "X-Everwarm-Prompt-Tokens": str(receipt.prompt_tokens),
+        "X-Everwarm-Reason": receipt.reason.encode("ascii", "replace").decode().replace("\n", " "),
+    }
+
+
+def receipt_json(receipt: Receipt) -> dict[str, Any]:
+    return asdict(receipt)
