@@ -1,0 +1,121 @@
+"""What everwarm is for, in about a minute: two agents talk with a server, it is killed, and both return.
+
+    python examples/demo.py [MODEL]
+
+Starts `everwarm serve` on a free port, gives each agent a long text to read (cold), asks again (hot), kills the server
+with SIGKILL, starts it again and asks once more (restart). Prints the time to the first token of each answer, as a
+client sees it, beside the receipt.
+"""
+
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+DOCS = Path(__file__).parent.parent / "docs"
+AGENTS = {"ada": "architecture.md", "bob": "weight-cache.md"}
+QUESTIONS = ["What is this text about? One sentence.", "Name one thing that it mentions.", "And another one?"]
+WORDS = 1500
+
+console = Console()
+
+
+class Server:
+    """A server process of our own."""
+
+    def __init__(self, model: str) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+        command = [sys.executable, "-m", "everwarm", "serve", model, "--port", str(self.port)]
+        self.started = time.perf_counter()
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        while True:
+            try:
+                with self.open("/health"):
+                    return
+            except (urllib.error.URLError, ConnectionError):
+                if self.process.poll() is not None:
+                    assert self.process.stderr is not None
+                    sys.exit(self.process.stderr.read().decode())
+                time.sleep(0.02)
+
+    def open(self, path: str, body: Any = None, method: str | None = None, agent: str = "") -> Any:
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}{path}",
+            None if body is None else json.dumps(body).encode(),
+            {"Content-Type": "application/json", "X-Agent-Id": agent},
+            method=method,
+        )
+        return urllib.request.urlopen(request, timeout=300)
+
+    def end(self, number: int) -> None:
+        self.process.send_signal(number)
+        self.process.wait()
+
+
+def ask(server: Server, agent: str, messages: list[dict[str, str]]) -> tuple[str, float, dict[str, Any]]:
+    """The answer, seconds to its first text, the receipt."""
+    body = {"messages": messages, "max_tokens": 40, "temperature": 0, "stream": True}
+    started, first, text, receipt = time.perf_counter(), 0.0, "", {}
+    with server.open("/v1/chat/completions", body, agent=agent) as response:
+        for line in response:
+            if not line.startswith(b"data: {"):
+                continue
+            chunk = json.loads(line[6:])
+            for choice in chunk["choices"]:
+                said = choice["delta"].get("content") or ""
+                first = first or (time.perf_counter() - started if said else 0.0)
+                text += said
+            receipt = chunk.get("everwarm") or receipt
+    return text, first, receipt
+
+
+def main() -> None:
+    model = sys.argv[1] if len(sys.argv) > 1 else "smollm2"
+    suffix = secrets.token_hex(3)  # nobody else's agents
+    table = Table("agent", "state", "first token", "prompt", "reused", "tier", "why", title="time to first token")
+    talks = {
+        f"{name}-{suffix}": [{"role": "system", "content": " ".join((DOCS / page).read_text().split()[:WORDS])}]
+        for name, page in AGENTS.items()
+    }
+    server = Server(model)
+    console.print(f"server is ready after {time.perf_counter() - server.started:.1f} s", style="dim")
+    try:
+        for state, question in zip(("cold", "hot", "restart"), QUESTIONS, strict=True):
+            if state == "restart":
+                console.print("\nkill -9", style="bold red")
+                server.end(signal.SIGKILL)
+                server = Server(model)
+                console.print(f"server is ready again after {time.perf_counter() - server.started:.1f} s", style="dim")
+            for agent, messages in talks.items():
+                messages.append({"role": "user", "content": question})
+                text, first, receipt = ask(server, agent, messages)
+                messages.append({"role": "assistant", "content": text})
+                console.print(f"[bold]{agent}[/bold] ({state}): {question}", highlight=False)
+                console.print(f"  {' '.join(text.split())}", markup=False, highlight=False)
+                table.add_row(
+                    agent, state, f"{1000 * first:.0f} ms", str(receipt["prompt_tokens"]), str(receipt["cached_tokens"]),
+                    receipt["tier"], receipt["reason"],
+                )  # fmt: skip
+        console.print()
+        console.print(table)
+        for agent in talks:
+            server.open(f"/v1/agents/{agent}", method="DELETE").close()
+    finally:
+        server.end(signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("PYTHONUNBUFFERED", "1")
+    main()
