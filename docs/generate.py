@@ -9,8 +9,10 @@ from pathlib import Path
 from everwarm.config import SETTINGS
 
 HERE = Path(__file__).parent
+AGENTS = ("ls", "show", "evict", "rm", "fork", "pin", "export", "import", "verify", "gc")
 COMMANDS = ["", "pull", "inspect", "generate", "chat", "score", "serve", "weights", "weights ls", "weights verify"]
-COMMANDS += ["weights rm", "bench", "bench speed", "bench weights", "doctor"]
+COMMANDS += ["weights rm", "agents", *(f"agents {name}" for name in AGENTS)]
+COMMANDS += ["bench", "bench speed", "bench weights", "bench ttft", "bench validate", "doctor"]
 
 
 def cli() -> str:

@@ -40,6 +40,7 @@ class Event:
     logprob: float
     top_logprobs: tuple[tuple[int, float], ...]
     finish_reason: str | None  # on the last event: `stop` (end token or stop string) or `length`
+    stop: str | None = None  # the stop string that ended the answer, if one did
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +95,11 @@ class Generation:
         llm, given = self._llm, self._asked.given
         ids = given if isinstance(given, list) else llm.tokenizer.encode(given[0], add_bos=given[1])
         check_prompt(llm.model, ids, self._asked.context)
+        exact = llm.backend.exact
+        receipt = self.receipt = Receipt("", prompt_tokens=len(ids), reason="nothing was looked up", exact=exact)
         with llm.room(len(ids), self._asked.priority, self._is_cancelled) as room, llm.new_turn() as turn:
             yield from self._compute(turn, room, ids)
-        yield End(Receipt("", prompt_tokens=len(ids), reason="nothing was looked up", exact=llm.backend.exact))
+        yield End(receipt)
 
     def _turn(self) -> Iterator[Event | End]:
         llm, asked = self._llm, self._asked
@@ -181,7 +184,7 @@ class Generation:
                 finish = "length"
             if finish and matcher.matched is None:
                 text += matcher.push(detokenizer.flush()) + matcher.flush()
-            self._happened.put(Event(choice.token, text, choice.logprob, choice.top_logprobs, finish))
+            self._happened.put(Event(choice.token, text, choice.logprob, choice.top_logprobs, finish, matcher.matched))
             return finish is not None
 
         return tell

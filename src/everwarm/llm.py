@@ -284,6 +284,11 @@ class LLM:
                 self._engine = Engine(self.model, self._preempted)
             return self._engine
 
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for room in the KV budget."""
+        return self._admission.waiting
+
     @contextmanager
     def room(self, tokens: int, priority: int, cancelled: Callable[[], bool]) -> Iterator[Room]:
         """Wait until the KV of a prompt of so many tokens, and a little more, fits beside those that run."""

@@ -302,3 +302,11 @@ class TestBadInput:
 
     def test_text_file_missing(self, cli: Cli, tiny: Path, tmp_path: Path) -> None:
         assert "No such file" in self.refused(cli, "score", tiny, "--text-file", tmp_path / "none")
+
+
+def test_chat_wants_a_model_or_a_server_and_says_so_if_it_is_not_there(cli: Cli) -> None:
+    assert cli("chat")[0] == 2
+    code, _, complaint = cli("chat", "--url", "http://127.0.0.1:9")
+    assert code == 2
+    assert "is `everwarm serve` running?" in complaint
+    assert "http://127.0.0.1:8080" in cli("chat", "--url", "file:///etc/passwd")[2]

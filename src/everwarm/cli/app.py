@@ -8,7 +8,8 @@ from typing import Any
 
 import typer
 
-from everwarm.cli import bench, doctor, models, serve, talk, weights
+from everwarm.cli import agents, bench, chat, doctor, models, serve, talk, weights
+from everwarm.cli.console import printable
 from everwarm.errors import EverwarmError
 
 app = typer.Typer(
@@ -23,9 +24,10 @@ app = typer.Typer(
 app.command("pull")(models.pull)
 app.command("inspect")(models.inspect)
 app.command("generate")(talk.generate)
-app.command("chat")(talk.chat)
+app.command("chat")(chat.chat)
 app.command("score")(talk.score)
 app.command("serve")(serve.serve)
+app.add_typer(agents.app, name="agents")
 app.add_typer(weights.app, name="weights")
 app.add_typer(bench.app, name="bench")
 app.command("doctor")(doctor.doctor)
@@ -71,5 +73,5 @@ def _terminate(number: int, frame: object) -> None:
 
 
 def _complain(message: str) -> int:
-    print(f"everwarm: {' '.join(message.split())}", file=sys.stderr)
+    print(f"everwarm: {printable(' '.join(message.split()))}", file=sys.stderr)
     return 2

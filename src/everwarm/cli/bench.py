@@ -11,6 +11,7 @@ import typer
 from rich.table import Table
 
 from everwarm import config
+from everwarm.cli import bench_ttft
 from everwarm.cli.console import err, human_bytes, out, print_json
 from everwarm.cli.options import Json, KvType, Model, Threads
 from everwarm.errors import ConfigError
@@ -112,6 +113,10 @@ def weights(
     if not as_json:
         _show_weights(report)
     print_json({"benchmark": "weights"} | head | asdict(report) | {"plot": str(plot) if drawn else None})
+
+
+app.command("ttft")(bench_ttft.ttft)
+app.command("validate")(bench_ttft.validate)
 
 
 def _teller() -> Callable[[str], None]:

@@ -1,6 +1,7 @@
 """Where output goes: results to stdout, talk to stderr, bars only on a terminal."""
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,9 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
+# C1 controls, marks of direction, ends of lines and halves of characters: JSON allows them as they are.
+_STEERING = re.compile("[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
 
 class Report(Protocol):
     """Told (what is being done, bytes done, bytes in all if known)."""
@@ -20,8 +24,9 @@ class Report(Protocol):
 
 
 def print_json(value: Any) -> None:
-    """One object on one line: for programs."""
-    print(json.dumps(value, ensure_ascii=False, default=str), flush=True)
+    """One object on one line: for programs. What could steer a terminal is escaped."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    print(_STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", text), flush=True)
 
 
 @contextmanager

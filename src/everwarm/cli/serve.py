@@ -1,14 +1,17 @@
 """`everwarm serve`."""
 
+import ipaddress
+import os
 import socket
+import sys
+from collections.abc import Iterable
 from typing import Annotated
 
 import typer
 
-from everwarm import config
-from everwarm.cli.console import bytes_bar, err
-from everwarm.cli.loading import loaded
+from everwarm.cli.console import err
 from everwarm.cli.options import LoadSettings, loads_model
+from everwarm.config import Share, parse_size
 from everwarm.errors import ConfigError
 
 DEFAULT = "smollm2"
@@ -19,29 +22,114 @@ def serve(
     model: Annotated[
         str, typer.Argument(help="Path or pulled name; the default is pulled if it is missing.")
     ] = DEFAULT,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; other machines reach it only if it is not a loopback one.")
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8080,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="KEY or TENANT:KEY that a client must send; may be given several times. EVERWARM_API_KEYS holds "
+            "several, separated by commas, and does not show in the list of processes."
+        ),
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Listen on an address that others can reach, without any key.")
+    ] = False,
+    cors: Annotated[
+        list[str] | None, typer.Option(help="Origin whose pages may ask from a browser; may be given several times.")
+    ] = None,
+    context: Annotated[
+        int | None, typer.Option(help="Tokens of prompt and answer, if fewer than the model's.", min=2)
+    ] = None,
+    max_queue: Annotated[
+        int, typer.Option(help="Requests that may run or wait; more are told to come again.", min=1, max=4096)
+    ] = 256,
+    max_body: Annotated[str, typer.Option(help="Largest body of a request.")] = "16MiB",
+    request_timeout: Annotated[float, typer.Option(help="Seconds that a request may take.", min=0.1)] = 3600.0,
+    grace: Annotated[
+        float, typer.Option(help="Seconds that running requests have to end after SIGTERM or Ctrl-C.", min=0.0)
+    ] = 20.0,
+    log_format: Annotated[str, typer.Option(help="One line per request: text, json.")] = "text",
     *,
     settings: LoadSettings,
 ) -> None:
-    """Serve a model over OpenAI's chat API, one request at a time."""
-    import uvicorn
+    """Serve a model over OpenAI's and Anthropic's APIs. /health answers at once and says when the model is ready."""
+    from everwarm.server import process
 
-    from everwarm.pull import pull
-    from everwarm.server.app import create_app
+    keys = parse_keys([*(api_key or ()), *_variable_keys()])
+    if api_key:
+        _hide_keys(api_key)
+    if log_format not in ("text", "json"):
+        raise ConfigError(f"--log-format {log_format!r}: expected text or json")
+    body = _bytes("--max-body", max_body)
+    if not keys and not insecure and not _is_loopback(host):
+        raise ConfigError(
+            f"{host} can be reached from other machines, and without a key anyone there could use the model and read "
+            "what agents remember: give --api-key (or EVERWARM_API_KEYS), or --insecure if that is meant"
+        )
+    listener = _listen(host, port)
+    address = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
+    err.print(f"listening at {address}; {address}/health says when {model} is ready, Ctrl-C ends", markup=False)
 
+    def load(progress: process.Progress) -> process.Served:
+        from everwarm.server import log
+        from everwarm.server.loading import load_model
+        from everwarm.server.serving import Limits
+
+        log.configure(log_format)
+        limits = Limits(most_queued=max_queue, most_body_bytes=body, timeout_s=request_timeout, context=context)
+        return load_model(model, progress, settings, limits, keys, cors or (), pull=model == DEFAULT)
+
+    with listener:
+        process.run(listener, load, grace, lambda s: err.print(f"ready after {s:.1f} s: {address}/v1", markup=False))
+
+
+def parse_keys(given: Iterable[str]) -> dict[str, str]:
+    """Tenants by key. What stands before a colon names the tenant; several keys may name the same."""
+    from everwarm.kv.owner import DEFAULT_TENANT
+
+    keys: dict[str, str] = {}
+    for number, text in enumerate(given, start=1):
+        tenant, _, key = text.partition(":") if ":" in text else (DEFAULT_TENANT, "", text)
+        if not key or not tenant or not text.isascii() or not text.isprintable() or text != text.strip():
+            raise ConfigError(f"API key {number}: expected KEY or TENANT:KEY, of printable ASCII characters")
+        if keys.setdefault(key, tenant) != tenant:
+            raise ConfigError(f"API key {number}: the same key is given to tenants {keys[key]!r} and {tenant!r}")
+    return keys
+
+
+def _variable_keys() -> list[str]:
+    said = os.environ.get("EVERWARM_API_KEYS", "")
+    return [key.strip() for key in said.split(",") if key.strip()]
+
+
+def _hide_keys(keys: list[str]) -> None:
+    """The lock of the agent store names this command to others: without its keys."""
+    sys.argv = ["..." if any(key in argument for key in keys) else argument for argument in sys.argv]
+
+
+def _bytes(flag: str, text: str) -> int:
     try:
-        listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        size = parse_size(text)
+    except ValueError as error:
+        raise ConfigError(f"{flag}: can't understand {text!r}: {error}") from None
+    if isinstance(size, Share) or size < 1:
+        raise ConfigError(f"{flag}: expected a number of bytes such as 16MiB, found {text!r}")
+    return size
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        found = {str(info[4][0]) for info in socket.getaddrinfo(host or None, None)}
+        return bool(host) and all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in found)
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"--host {host}: {error}") from None
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
         reason = error.strerror or error
         raise ConfigError(f"can't listen on {host}:{port}: {reason}; choose another --host or --port") from None
-    if model == DEFAULT:
-        with bytes_bar() as bar:
-            pull(model, config.home(), progress=bar)
-    with loaded(model, settings) as llm:
-        llm.weights.preload()
-        with listener:
-            address = f"http://{host}:{listener.getsockname()[1]}/v1"
-            err.print(f"serving {llm.config.name} at {address}, Ctrl-C ends", markup=False)
-            app = create_app(llm, llm.path.stem if model != DEFAULT else model)
-            uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listener])

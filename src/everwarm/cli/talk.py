@@ -1,4 +1,4 @@
-"""`everwarm generate`, `everwarm chat` and `everwarm score`."""
+"""`everwarm generate` and `everwarm score`."""
 
 import json
 import sys
@@ -77,73 +77,9 @@ def generate(
         print_json(asdict(completion))
         return
     print(flush=True)
-    err.print(_speed(completion), style="dim")
+    err.print(speed(completion), style="dim", markup=False)
     if stats:
-        _print_stats(completion)
-
-
-@loads_model
-def chat(
-    model: Model,
-    agent: Agent = None,
-    system: Annotated[str | None, typer.Option(help="System message of a new conversation.")] = None,
-    max_tokens: MaxTokens = 1024,
-    temperature: Temperature = 0.0,
-    top_k: TopK = 0,
-    top_p: TopP = 1.0,
-    min_p: MinP = 0.0,
-    repetition_penalty: RepetitionPenalty = 1.0,
-    seed: Seed = None,
-    stats: Stats = False,
-    *,
-    settings: LoadSettings,
-) -> None:
-    """Talk with a model. /reset forgets the conversation, /exit (or Ctrl-D) ends it; Ctrl-C stops an answer. With
-    --agent the conversation goes on where it was left.
-    """
-    opening = [{"role": "system", "content": system}] if system else []
-    options: dict[str, Any] = {
-        "max_tokens": max_tokens,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "repetition_penalty": repetition_penalty,
-        "seed": seed,
-    }
-    with loaded(model, settings) as llm:
-        llm.check_options(**options)
-        history: list[Any] = (llm.conversation(agent) if agent else []) or list(opening)
-        goes_on = f"; {agent} goes on after {len(history)} messages" if agent and len(history) > len(opening) else ""
-        err.print(f"{llm.config.name}: /reset forgets, /exit ends{goes_on}", style="dim", markup=False)
-        while (line := _ask()) is not None:
-            if line == "/exit":
-                return
-            if line == "/reset":
-                if agent and len(history) > len(opening):
-                    llm.agents.delete(agent)
-                history = list(opening)
-                err.print("forgotten", style="dim")
-                continue
-            if not line:
-                continue
-            if line.startswith("/"):
-                err.print(f"unknown command {line.split()[0]}: /reset forgets, /exit ends", markup=False)
-                continue
-            said = [*history, {"role": "user", "content": line}]
-            try:
-                answer = llm.generate(messages=said, agent=agent, on_event=_print_text, **options)
-            except KeyboardInterrupt:
-                err.print("\nstopped; that turn is forgotten", style="dim")
-                continue
-            except RequestError as error:  # too long for the context: the conversation is not lost
-                err.print(f"{error} (/reset forgets the conversation)", markup=False)
-                continue
-            print(flush=True)
-            err.print(_speed(answer), style="dim")
-            if stats:
-                _print_stats(answer)
-            history = [*said, {"role": "assistant", "content": answer.text}]
+        err.print("\n".join(statistics(completion)), style="dim")
 
 
 @loads_model
@@ -206,25 +142,12 @@ def _read_stdin() -> str:
         raise RequestError(f"standard input: not UTF-8: {error}") from None
 
 
-def _ask() -> str | None:
-    try:
-        if sys.stdin.isatty():
-            return input("> ").strip()
-        line = sys.stdin.readline()
-        if line.strip():
-            err.print(f"> {line.strip()}", markup=False)  # a script's reader sees what was asked, too
-        return line.strip() if line else None
-    except EOFError:
-        return None
-    except UnicodeDecodeError as error:
-        raise RequestError(f"standard input: not UTF-8: {error}") from None
-
-
 def _print_text(event: "Event") -> None:
     print(event.text, end="", flush=True)
 
 
-def _speed(completion: "Completion") -> str:
+def speed(completion: "Completion") -> str:
+    """One line about an answer."""
     decode = f", {completion.decode_tok_s:.1f} tok/s" if completion.decode_tok_s else ""
     cached = f", {completion.cached_tokens} of them {completion.tier}" if completion.cached_tokens else ""
     unsaved = f"; not saved: {completion.receipt.error}" if completion.receipt.error else ""
@@ -234,14 +157,14 @@ def _speed(completion: "Completion") -> str:
     )
 
 
-def _print_stats(completion: "Completion") -> None:
+def statistics(completion: "Completion") -> list[str]:
+    """What the weight cache did, and where the time went."""
     used, total = completion.weights, sum(completion.time_s.values())
-    err.print(
-        f"(weights: {used.hits:,} hits, {used.prefetch_hits:,} read ahead, {used.misses:,} misses, "
-        f"hit rate {used.hit_rate:.1%})",
-        style="dim",
-    )
     shares = ", ".join(
         f"{kind} {spent * 1e3:.0f} ms ({spent / total:.0%})" for kind, spent in completion.time_s.items()
     )
-    err.print(f"(time: {shares})", style="dim")
+    return [
+        f"(weights: {used.hits:,} hits, {used.prefetch_hits:,} read ahead, {used.misses:,} misses, "
+        f"hit rate {used.hit_rate:.1%})",
+        f"(time: {shares})",
+    ]

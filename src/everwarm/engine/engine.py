@@ -10,6 +10,7 @@ that came last goes to the warm tier and comes back later.
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
@@ -44,6 +45,8 @@ class Engine:
         self._closed = False
         self._thread: threading.Thread | None = None
         self.steps = self.preemptions = 0
+        self.batch_sizes: Counter[int] = Counter()
+        self.cancel_waits: Counter[int] = Counter()  # steps from a cancellation until the blocks were free
 
     def submit(self, sequence: Sequence) -> None:
         """It joins at the next step."""
@@ -59,7 +62,9 @@ class Engine:
     def cancel(self, sequence: Sequence) -> None:
         """It leaves before the next step; `on_end` tells when it has."""
         with self._changed:
-            sequence.cancelled = True
+            if not sequence.cancelled:
+                sequence.cancelled_at = self.steps
+                sequence.cancelled = True
             self._changed.notify()
 
     def close(self) -> None:
@@ -128,6 +133,7 @@ class Engine:
             return None
         seconds = time.perf_counter() - started
         self.steps += 1
+        self.batch_sizes[len(batch)] += 1
         self._scheduler.took(batch, seconds)
         for part in batch:
             if part.rows > 1:
@@ -167,6 +173,9 @@ class Engine:
 
     def _end(self, sequence: Sequence, error: BaseException | None) -> None:
         self._running.remove(sequence)
+        if sequence.cancelled:
+            sequence.turn.kv.close()  # now: whoever asked may take its time to notice
+            self.cancel_waits[self.steps - sequence.cancelled_at] += 1
         try:
             sequence.on_end(error)
         except Exception:

@@ -28,6 +28,7 @@ class Sequence:
     sampled: int = 0
     computed: int = 0  # tokens of prefill so far, for fairness
     cancelled: bool = False
+    cancelled_at: int = 0  # the engine's step
     arrival: int = field(default_factory=lambda: next(_arrivals))
 
     @property

@@ -10,8 +10,10 @@ The checksum (xxh3-128) covers the header, its own digits read as zeros, and the
 
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,9 +27,14 @@ _BEGIN = b'{"__metadata__":{"checksum":"'
 _AT = 8 + len(_BEGIN)
 _ZEROS = b"0" * 32
 _MOST_HEADER = 1 << 20
+_MOST_DIMENSIONS = 8
 Array = npt.NDArray[Any]
 Part = bytes | Array
 _TYPES: dict[str, np.dtype[Any]] = {"U8": np.dtype(np.uint8), "U32": np.dtype("<u4")}
+
+
+class VersionError(StoreError):
+    """A file of another version of its format: a miss with this reason; it is left where it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +101,8 @@ def read_metadata(header: bytes) -> tuple[dict[str, str], dict[str, Tensor]]:
             raise ValueError("metadata that are not texts")
         tensors, end = {}, 0
         for name, entry in said.items():
+            if len(entry["shape"]) > _MOST_DIMENSIONS:
+                raise ValueError(f"tensor {name} has {len(entry['shape'])} dimensions")
             tensor = Tensor(name, entry["dtype"], tuple(int(n) for n in entry["shape"]))
             if min(tensor.shape, default=0) < 0 or entry["data_offsets"] != [end, end + tensor.size_bytes]:
                 raise ValueError(f"tensor {name} lies where it should not")
@@ -104,12 +113,30 @@ def read_metadata(header: bytes) -> tuple[dict[str, str], dict[str, Tensor]]:
     return metadata, tensors
 
 
+def check_version(metadata: Mapping[str, str], format_name: str, version: str) -> None:
+    """Raises StoreError if it is another kind of file, VersionError if it is another version of this kind."""
+    if metadata.get("format") != format_name:
+        raise StoreError(f"format is {str(metadata.get('format'))[:80]!r}, expected {format_name!r}")
+    if "version" not in metadata:
+        raise StoreError(f"a file of the format {format_name} without a version")
+    if metadata["version"] != version:
+        said = metadata["version"][:20]
+        raise VersionError(f"version {said!r} of the format {format_name}, this everwarm reads {version}")
+
+
 def header_length(first: bytes, size: int) -> int:
     """Bytes of the header and its length, from a file's first 8 bytes and its size. Raises StoreError."""
     length = int.from_bytes(first[:8], "little") + 8
     if len(first) < 8 or length % ALIGNMENT or not ALIGNMENT <= length <= min(_MOST_HEADER, size):
         raise StoreError(f"a header of {length:,} bytes in a file of {size:,}")
     return length
+
+
+def read_header(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """What a file's header says; its checksum is not looked at. Raises StoreError, OSError."""
+    with path.open("rb") as file:
+        first = file.read(8)
+        return read_metadata(first + file.read(header_length(first, os.fstat(file.fileno()).st_size) - 8))
 
 
 def decode(file: bytes) -> tuple[dict[str, str], dict[str, Array]]:

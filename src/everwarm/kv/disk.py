@@ -11,7 +11,9 @@ changed in place. Directories are 0700, files 0600: they hold prompts.
 """
 
 import json
+import logging
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -22,12 +24,14 @@ import numpy as np
 
 from everwarm.errors import StoreError
 from everwarm.kv import container
-from everwarm.kv.chain import Key, token_list
+from everwarm.kv.chain import Key, child_key, token_list
 from everwarm.kv.container import Array
 from everwarm.kv.files import TEMPORARY, Files, read_into, replace
 from everwarm.kv.layout import Group, Layout
 from everwarm.kv.manifest import Manifest, decode, encode, file_name
-from everwarm.kv.owner import sealed, unsealed
+from everwarm.kv.owner import QUARANTINE, sealed, unsealed
+
+_log = logging.getLogger(__name__)
 
 FORMAT = "everwarm-kv"
 VERSION = "1"
@@ -76,20 +80,26 @@ class CorruptError(StoreError):
     """A file that is not what it should be: a miss with this reason."""
 
 
+class UnreadableError(StoreError):
+    """A file that may be whole but can't be read now: it is left where it is."""
+
+
 class BlockStore(Protocol):
     """Where blocks and manifests are kept. Renames and syncs are its private business."""
 
     def put(self, name: BlockName, buffers: Sequence[Array]) -> int:
         """Write a block; its bytes on disk."""
 
-    def get(self, name: BlockName, buffers: Sequence[Array]) -> None:
-        """Fill the buffers. Raises CorruptError, OSError; then nothing in them may be used."""
+    def get(self, name: BlockName, buffers: Sequence[Array]) -> float:
+        """Fill the buffers; the seconds that verifying took. Raises CorruptError, VersionError, OSError; then nothing
+        in them may be used.
+        """
 
     def blocks(self) -> Iterator[tuple[Key, int]]:
         """Names and sizes of what looks like a whole block."""
 
     def describe(self, key: Key) -> BlockName:
-        """What a block file says about itself. Raises CorruptError, OSError."""
+        """What a block file says about itself. Raises CorruptError, VersionError, OSError."""
 
     def delete(self, key: Key) -> None: ...
 
@@ -107,7 +117,8 @@ class BlockStore(Protocol):
     def manifests(self) -> Iterator[tuple[Manifest | StoreError, Path, int]]:
         """Every manifest, without its text, or what is wrong with it; its path and size."""
 
-    def quarantine(self, path: Path) -> None: ...
+    def quarantine(self, path: Path) -> int:
+        """Move a file out of the way; its bytes, 0 if it could not be moved."""
 
 
 class DirectoryStore:
@@ -119,12 +130,14 @@ class DirectoryStore:
         self.ids = ids
         self.files = files or Files()
         self.path = root / ids.directory
+        self.damaged = 0  # files that `prepare` could not read
         self._blocks = self.path / "blocks"
         self._manifests = self.path / "manifests"
         self._tensors = [
             container.Tensor(f"kv.{number}", "U8", (group.block_bytes,))
             for number, group in enumerate(ids.layout.groups)
         ]
+        self._layout = ids.layout.digest  # said in every header
         self._size = len(self._header(BlockName(Key(bytes(16)), Key(bytes(16)), bytes(4)))) + ids.layout.block_bytes
 
     @property
@@ -134,20 +147,29 @@ class DirectoryStore:
 
     def prepare(self) -> None:
         """Make the directories, for a process that writes, and remove what a crash has left half-written."""
-        self.files.make_directory(self.path)
-        for directory in (self._blocks, self._manifests):
+        directories = (self.root, self.path, self._blocks, self._manifests)
+        for directory in directories:
             self.files.make_directory(directory)
-            for entry in os.scandir(directory):
-                if entry.name.endswith(TEMPORARY):
-                    self.files.unlink(Path(entry.path))
+            with os.scandir(directory) as entries:
+                for entry in entries:
+                    if entry.name.endswith(TEMPORARY):
+                        self.files.unlink(Path(entry.path))
+        known = False
         try:
             known = unsealed(self.path / MODEL) == self.ids.as_json()
-        except (StoreError, FileNotFoundError):
-            known = False
+        except FileNotFoundError:
+            pass
+        except container.VersionError as error:
+            _log.warning("%s; it is left alone", error)
+            known = True
+        except StoreError as error:
+            _log.error("%s; moved to quarantine and written again", error)
+            self.damaged += 1
+            self.quarantine(self.path / MODEL)
         if not known:
             replace(self.files, self.path / MODEL, [sealed(self.ids.as_json())])
-            self.files.sync_directory(self.path)
-            self.files.sync_directory(self.root)
+        for directory in directories:  # what is seen may not be safe yet: a process may have been killed just now
+            self.files.sync_directory(directory)
 
     def put(self, name: BlockName, buffers: Sequence[Array]) -> int:
         blank = self._header(name)
@@ -155,16 +177,20 @@ class DirectoryStore:
         replace(self.files, self.block_path(name.key), [header, *buffers])
         return self._size
 
-    def get(self, name: BlockName, buffers: Sequence[Array]) -> None:
+    def get(self, name: BlockName, buffers: Sequence[Array]) -> float:
         header = bytearray(container.ALIGNMENT)
         count = read_into(self.block_path(name.key), [memoryview(header), *(part.data for part in buffers)])
+        started = time.perf_counter()
         if count != self._size:
+            self.check_version(name.key)
             raise CorruptError(f"truncated: {count:,} bytes of {self._size:,}")
         blank, digits = container.split_checksum(bytes(header))
         if blank != self._header(name):
+            self.check_version(name.key)
             raise CorruptError(self._difference(bytes(header), name))
         if container.checksum(blank, buffers) != digits:
             raise CorruptError("checksum")
+        return time.perf_counter() - started
 
     def blocks(self) -> Iterator[tuple[Key, int]]:
         for entry in _entries(self._blocks):
@@ -183,9 +209,13 @@ class DirectoryStore:
             tokens = np.asarray(json.loads(said["tokens"]), ">u4").tobytes()
             name = BlockName(Key(bytes.fromhex(said["key"])), Key(bytes.fromhex(said["parent"])), tokens)
         except (StoreError, KeyError, ValueError, TypeError, OverflowError) as error:
+            self.check_version(key)
             raise CorruptError(str(error)) from None
         if name.key != key or container.split_checksum(bytes(header))[0] != self._header(name):
+            self.check_version(key)
             raise CorruptError(self._difference(bytes(header), name))
+        if child_key(name.parent, name.tokens) != key:
+            raise CorruptError("its name is not that of its tokens")
         return name
 
     def delete(self, key: Key) -> None:
@@ -216,20 +246,26 @@ class DirectoryStore:
             path = Path(entry.path)
             try:
                 data = path.read_bytes()
-                yield self._checked(decode(data, with_text=False), path), path, len(data)
+            except FileNotFoundError:  # just deleted
+                continue
             except OSError as error:
-                yield StoreError(str(error)), path, 0
+                yield UnreadableError(str(error)), path, 0
+                continue
+            try:
+                yield self._checked(decode(data, with_text=False), path), path, len(data)
             except StoreError as error:
-                yield error, path, 0
+                yield error, path, len(data)
 
-    def quarantine(self, path: Path) -> None:
+    def quarantine(self, path: Path) -> int:
         """Out of the way, not away: someone may want to look at it."""
-        directory = self.root / "quarantine"
+        directory = self.root / QUARANTINE
         try:
+            size = path.stat().st_size
             self.files.make_directory(directory)
             self.files.rename(path, directory / f"{self.ids.directory}.{path.parent.name}.{path.name}")
+            return size
         except OSError:  # read-only, or gone: then it is only not used
-            pass
+            return 0
 
     def _checked(self, manifest: Manifest, path: Path) -> Manifest:
         if path.name != file_name(manifest.tenant, manifest.name):
@@ -249,11 +285,20 @@ class DirectoryStore:
             "tokens": json.dumps(token_list(name.tokens), separators=(",", ":")),
             "weights_id": self.ids.weights_id,
             "numerics_id": self.ids.numerics_id,
-            "layout": self.ids.layout.digest,
+            "layout": self._layout,
         }
         header = container.blank_header(said, self._tensors)
         assert len(header) == container.ALIGNMENT, "a block of more tokens needs a larger header"
         return header
+
+    def check_version(self, key: Key) -> None:
+        """Raises VersionError if this block is of another version; else it says nothing."""
+        try:
+            container.check_version(container.read_header(self.block_path(key))[0], FORMAT, VERSION)
+        except container.VersionError:
+            raise
+        except (StoreError, OSError):
+            pass
 
     def _difference(self, header: bytes, name: BlockName) -> str:
         """Why a header is not the expected one, in words."""
@@ -282,5 +327,5 @@ def _entries(directory: Path) -> Iterator[os.DirEntry[str]]:
     try:
         with os.scandir(directory) as entries:
             yield from (entry for entry in entries if entry.name.endswith(SUFFIX) and not entry.name.startswith("."))
-    except FileNotFoundError:
+    except OSError:  # not there, or not ours: `AgentStore.read_only` says what is the matter
         return

@@ -47,6 +47,19 @@ class Files:
             os.close(descriptor)
 
 
+def make_directories(files: Files, path: Path) -> None:
+    """Make a directory and what is missing above it, and make sure of their names: also of those that a process has
+    made that was killed before it could.
+    """
+    missing = [directory for directory in (path, *path.parents) if not directory.exists()]
+    for directory in reversed(missing):
+        files.make_directory(directory)
+        files.sync_directory(directory.parent)
+    for directory in {path, path.parent} - set(missing):
+        with suppress(PermissionError):  # someone else's, so someone else has made it
+            files.sync_directory(directory.parent)
+
+
 def replace(files: Files, path: Path, parts: Sequence[Part]) -> None:
     """Put a whole file in place, or leave nothing behind and raise OSError."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")

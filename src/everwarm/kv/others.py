@@ -2,33 +2,27 @@
 
 import os
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 from everwarm.errors import StoreError
 from everwarm.kv.chain import Key
+from everwarm.kv.container import VersionError, check_version, read_header
 from everwarm.kv.disk import SUFFIX, DirectoryStore
 from everwarm.kv.files import Files
-from everwarm.kv.manifest import Manifest, decode, file_name
+from everwarm.kv.manifest import FORMAT, VERSION, Manifest, decode, file_name
 
 
-def directory_bytes(root: Path, without: str) -> int:
+def directory_bytes(root: Path, without: str = "") -> int:
     """Bytes of all files under `root`, but for one directory in it."""
     total = 0
-    for entry in os.scandir(root):
-        if entry.is_dir(follow_symlinks=False):
-            total += _bytes(entry.path) if entry.name != without else 0
-        else:
-            total += entry.stat(follow_symlinks=False).st_size
-    return total
-
-
-def _bytes(path: str) -> int:
-    total = 0
-    for entry in os.scandir(path):
-        if entry.is_dir(follow_symlinks=False):
-            total += _bytes(entry.path)
-        else:
-            total += entry.stat(follow_symlinks=False).st_size
+    with suppress(OSError):  # just deleted (another process writes), or not ours
+        for entry in os.scandir(root):
+            with suppress(OSError):
+                if not entry.is_dir(follow_symlinks=False):
+                    total += entry.stat(follow_symlinks=False).st_size
+                elif entry.name != without:
+                    total += directory_bytes(Path(entry.path))
     return total
 
 
@@ -38,7 +32,7 @@ def shrink_others(root: Path, without: str, excess: int, files: Files) -> int:
     bytes that were freed.
     """
     freed = 0
-    for path in _victims(root, without):
+    for path in victims(root, without):
         if freed >= excess:
             break
         try:
@@ -57,7 +51,8 @@ def elsewhere(disk: DirectoryStore, tenant: str, name: str) -> Manifest | None:
     return max(found, key=lambda manifest: manifest.used, default=None)
 
 
-def _victims(root: Path, without: str) -> list[Path]:
+def victims(root: Path, without: str = "") -> list[Path]:
+    """What may go for the quota's sake, in the order of `shrink_others`."""
     unowned: list[Path] = sorted((root / "quarantine").glob("*")) if (root / "quarantine").is_dir() else []
     owned: list[tuple[bool, float, Path]] = []
     for directory in root.iterdir():
@@ -68,6 +63,8 @@ def _victims(root: Path, without: str) -> list[Path]:
         owners = Counter(key for manifest in manifests for key in manifest.blocks)
         pinned = {key for manifest in manifests if manifest.pinned for key in manifest.blocks}
         named = set(map(_path_key, blocks.glob("*" + SUFFIX)))
+        if any(map(_of_other_version, (directory / "manifests").glob("*" + SUFFIX))):
+            named = set()  # they may be owned by someone whose manifest we can't read
         unowned += [blocks / (key.hex() + SUFFIX) for key in named if key and key not in owners]
         for manifest in sorted(manifests, key=lambda manifest: (not manifest.anonymous, manifest.used)):
             for key in reversed(manifest.blocks):
@@ -82,6 +79,16 @@ def _path_key(path: Path) -> Key | None:
         return Key(bytes.fromhex(path.name.removesuffix(SUFFIX)))
     except ValueError:
         return None
+
+
+def _of_other_version(path: Path) -> bool:
+    try:
+        check_version(read_header(path)[0], FORMAT, VERSION)
+    except VersionError:
+        return True
+    except (OSError, StoreError):
+        return False
+    return False
 
 
 def _read(path: Path) -> Manifest | None:

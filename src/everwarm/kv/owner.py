@@ -9,18 +9,24 @@ import logging
 import os
 import secrets
 import sys
+from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
 from everwarm.errors import StoreError
+from everwarm.kv.container import VersionError
 from everwarm.kv.files import Files, replace
 
 _log = logging.getLogger(__name__)
 
 TENANTS = "tenants.json"
 LOCK = "lock"
+QUARANTINE = "quarantine"
+VERSION = "1"
+"""Of `tenants.json` and `model.json`."""
 DEFAULT_TENANT = "default"
 
 
@@ -36,8 +42,9 @@ class StoreLock:
             os.close(self._descriptor)
             raise StoreError(f"{root}: {holder(root)} is writing in it") from None
         said = json.dumps({"pid": os.getpid(), "command": " ".join(sys.argv)[:200]}).encode()
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, said, 0)
+        with suppress(OSError):  # on a full disk nobody can tell who holds it; it is held all the same
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, said, 0)
 
     def release(self) -> None:
         os.ftruncate(self._descriptor, 0)
@@ -49,47 +56,67 @@ def holder(root: Path) -> str:
     try:
         said = json.loads((root / LOCK).read_text())
         return f"process {int(said['pid'])} ({str(said['command'])[:100]})"
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return "another process"
 
 
 class Tenants:
     """A random salt for each tenant: equal prefixes of two tenants have nothing in common."""
 
-    def __init__(self, root: Path | None, files: Files, writing: bool) -> None:
-        self._root = root
+    def __init__(self, root: Path | None, files: Files, writing: bool, counters: Counter[str]) -> None:
+        self._root = root if writing else None
         self._files = files
-        self._writing = writing
+        self._counters = counters
         self._salts: dict[str, bytes] = {}
-        if root is not None:
-            self._salts = _read(root / TENANTS)
+        self._unsaved = False
+        try:
+            self._salts = {} if root is None else _read(root / TENANTS)
+        except VersionError as error:
+            _log.warning("%s; it is left alone, tenants get new salts until we end", error)
+            self._root = None
+        except StoreError as error:
+            # Agents carry the salt of their own blocks, so they stay warm; only what they share with others is lost.
+            _log.error("%s; tenants get new salts", error)
+            counters["corrupt"] += 1
+            if self._root is not None:
+                with suppress(OSError):
+                    files.make_directory(self._root / QUARANTINE)
+                    files.rename(self._root / TENANTS, self._root / QUARANTINE / TENANTS)
         self.salt(DEFAULT_TENANT)
 
     def salts(self) -> list[bytes]:
         return list(self._salts.values())
 
     def salt(self, tenant: str) -> bytes:
-        """Of an unknown tenant: made and, where that is allowed, kept."""
+        """Of an unknown tenant: made and, where that is allowed, kept. If that fails, the next call tries again."""
         if tenant not in self._salts:
             self._salts[tenant] = secrets.token_bytes(16)
-            if self._root is not None and self._writing:
-                said = {name: salt.hex() for name, salt in self._salts.items()}
+            self._unsaved = True
+        if self._unsaved and self._root is not None:
+            said = {name: salt.hex() for name, salt in self._salts.items()}
+            try:
                 replace(self._files, self._root / TENANTS, [sealed(said)])
                 self._files.sync_directory(self._root)
+                self._unsaved = False
+            except OSError as error:
+                self._counters["save_errors"] += 1
+                _log.warning("%s was not saved: %s", self._root / TENANTS, error)
         return self._salts[tenant]
 
 
 def sealed(said: object) -> bytes:
-    """JSON with a checksum."""
-    return json.dumps({"checksum": _checksum(said), "said": said}, indent=1).encode()
+    """JSON with a version and a checksum."""
+    return json.dumps({"version": VERSION, "checksum": _checksum(VERSION, said), "said": said}, indent=1).encode()
 
 
 def unsealed(path: Path) -> Any:
-    """What `sealed` wrote. Raises StoreError, FileNotFoundError."""
+    """What `sealed` wrote. Raises StoreError, VersionError, FileNotFoundError."""
     try:
         file = json.loads(path.read_text())
-        if file["checksum"] != _checksum(file["said"]):
+        if file["checksum"] != _checksum(file["version"], file["said"]):
             raise StoreError(f"{path}: checksum")
+        if file["version"] != VERSION:
+            raise VersionError(f"{path}: version {str(file['version'])[:20]!r}, this everwarm reads {VERSION}")
         return file["said"]
     except FileNotFoundError:
         raise
@@ -97,8 +124,8 @@ def unsealed(path: Path) -> Any:
         raise StoreError(f"{path}: can't be read: {error!r}") from None
 
 
-def _checksum(said: object) -> str:
-    return xxhash.xxh3_128_hexdigest(json.dumps(said, sort_keys=True).encode())
+def _checksum(version: object, said: object) -> str:
+    return xxhash.xxh3_128_hexdigest(json.dumps([version, said], sort_keys=True).encode())
 
 
 def _read(path: Path) -> dict[str, bytes]:
@@ -106,7 +133,5 @@ def _read(path: Path) -> dict[str, bytes]:
         return {str(name): bytes.fromhex(salt) for name, salt in unsealed(path).items()}
     except FileNotFoundError:
         return {}
-    except (StoreError, ValueError, TypeError, AttributeError) as error:
-        # Agents carry the salt of their own blocks, so they stay warm; only what they share with others is lost.
-        _log.error("%s; tenants get new salts", error)
-        return {}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise StoreError(f"{path}: {error!r}") from None

@@ -54,15 +54,17 @@ class BlockPool:
 
     def allocate_many(self, count: int, clear: bool = True) -> list[int]:
         """All of them or none. Not to be called with `lock` held: it may wait for blocks to be written."""
+        waited = True
         while True:
             with self.lock:
                 if self._make_fit(count):
                     return self._take(count, clear)
-            if not self.wait_for_room():
+            if not waited:
                 raise CapacityError(
                     f"KV budget: {self.budget:,} bytes hold {self.most_blocks} blocks of {self.block_tokens} tokens, "
                     f"{self.in_use} are in use and {count} more are needed: give a larger --kv-budget"
                 )
+            waited = self.wait_for_room()  # if not: the last that could help may have ended just now
 
     def _make_fit(self, count: int) -> bool:
         most = self.most_blocks

@@ -19,6 +19,8 @@ class Receipt:
     restored_blocks: int = 0
     lookup_s: float = 0.0
     restore_s: float = 0.0
+    read_s: float = 0.0  # of all readers together: several read at a time
+    verify_s: float = 0.0
     tokens_digest: str = ""  # of the prompt's token ids: exactness is defined over them
     exact: bool = True  # whether this backend computes the same bits with and without a cache
     committed: bool | None = None  # None: not yet known

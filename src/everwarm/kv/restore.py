@@ -4,12 +4,12 @@ Reading is not always the shorter way: a few tokens on a slow disk are sooner co
 as they occur.
 """
 
-import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from everwarm.errors import CapacityError
+from everwarm.kv.container import VersionError
 from everwarm.kv.disk import BlockName, CorruptError
 from everwarm.kv.pool import SequenceKV
 from everwarm.kv.receipt import Receipt
@@ -17,8 +17,6 @@ from everwarm.kv.tree import Node
 
 if TYPE_CHECKING:
     from everwarm.kv.store import AgentStore
-
-_log = logging.getLogger(__name__)
 
 READERS = 2
 _executor: ThreadPoolExecutor | None = None
@@ -36,16 +34,18 @@ class Speed:
             self.seconds = each if self.seconds is None else 0.75 * self.seconds + 0.25 * each
 
 
-def restore(store: "AgentStore", kv: SequenceKV, nodes: list[Node], receipt: Receipt) -> tuple[int, str]:
+def restore(
+    store: "AgentStore", kv: SequenceKV, nodes: list[Node], receipt: Receipt, *, always: bool = False
+) -> tuple[int, str]:
     """Make `nodes` the blocks of an empty sequence, reading what is not in memory. Returns how many of them it has, and
-    why not more.
+    why not more. `always`: also what could be computed sooner.
     """
     started = time.perf_counter()
     with store.lock:
         held = {i: store.pool.hold(node.block) for i, node in enumerate(nodes) if node.block is not None}
     missing = [i for i in range(len(nodes)) if i not in held]
     usable, why = len(nodes), ""
-    if missing and not _worth_it(store, len(missing)):
+    if missing and not always and not _worth_it(store, len(missing)):
         usable, why = missing[0], "computing is faster than reading"
         missing = []
     read: list[int] = []
@@ -54,7 +54,7 @@ def restore(store: "AgentStore", kv: SequenceKV, nodes: list[Node], receipt: Rec
             read = store.pool.allocate_many(len(missing), clear=False)
         except CapacityError as full:
             usable, why, missing = missing[0], str(full), []
-    failures = _read_all(store, [(nodes[i], block) for i, block in zip(missing, read, strict=True)])
+    failures = _read_all(store, [(nodes[i], block) for i, block in zip(missing, read, strict=True)], receipt)
     done = 0
     with store.lock:
         for i, block, error in zip(missing, read, failures, strict=True):
@@ -87,29 +87,34 @@ def _worth_it(store: "AgentStore", blocks: int) -> bool:
     return blocks * read <= blocks * store.pool.block_tokens * compute
 
 
-def _read_all(store: "AgentStore", wanted: list[tuple[Node, int]]) -> list[str | None]:
+def _read_all(store: "AgentStore", wanted: list[tuple[Node, int]], receipt: Receipt) -> list[str | None]:
     """For each block None, or what was wrong with its file."""
+    spent: list[tuple[float, float]] = []  # reading, verifying
 
     def read(node: Node, block: int) -> str | None:
         assert store.disk is not None
         assert node.parent is not None
+        started = time.perf_counter()
         try:
-            store.disk.get(BlockName(node.key, node.parent.key, node.tokens), [store.pool.data(block)])
+            verifying = store.disk.get(BlockName(node.key, node.parent.key, node.tokens), [store.pool.data(block)])
+            spent.append((time.perf_counter() - started - verifying, verifying))
         except FileNotFoundError:
             return _lost(store, node, node.lost or "its file is gone")
         except CorruptError as error:
-            store.disk.quarantine(store.disk.block_path(node.key))
-            store.counters["corrupt"] += 1
-            _log.error("block %s: %s; moved to quarantine", node.key.hex(), error)
+            store.warm.quarantine(store.disk.block_path(node.key), str(error))
+            return _lost(store, node, str(error))
+        except VersionError as error:
+            store.warm.left_alone(store.disk.block_path(node.key), f"is of {error}")
             return _lost(store, node, str(error))
         except OSError as error:
             store.counters["read_errors"] += 1
             return _lost(store, node, str(error))
         return None
 
-    if len(wanted) < 4:
-        return [read(node, block) for node, block in wanted]
-    return list(_readers().map(lambda pair: read(*pair), wanted))
+    several = map if len(wanted) < 4 else _readers().map
+    failures = list(several(lambda pair: read(*pair), wanted))
+    receipt.read_s, receipt.verify_s = sum(one[0] for one in spent), sum(one[1] for one in spent)
+    return failures
 
 
 def _lost(store: "AgentStore", node: Node, why: str) -> str:

@@ -39,6 +39,7 @@ from everwarm.kv.writer import Writer
 
 if TYPE_CHECKING:
     from everwarm.kv.export import Moved
+    from everwarm.kv.tiers import Warmed
 
 _log = logging.getLogger(__name__)
 
@@ -191,7 +192,7 @@ class AgentStore:
         with self.lock:
             for digest in reversed(digests):
                 agent = self.by_text.get((turn.tenant, turn.group, digest))
-                if agent is not None and self._claim(agent):
+                if agent is not None and self.claim(agent):
                     turn.adopt(agent)
                     return
 
@@ -199,9 +200,9 @@ class AgentStore:
         """A new agent whose turn is owned; nobody else speaks for it. Raises StoreError if there is one already."""
         with self.lock:
             if (tenant, name) in self.agents or file_name(tenant, name) in self.warm.other_versions:
-                raise StoreError(f"agent {name!r} exists already; remove it, or take another name")
+                raise StoreError(f"agent {name!r} exists already; remove it, or give another name (--as)")
             agent = self.new_agent(tenant, name)
-            self._claim(agent)
+            self.claim(agent)
             return agent
 
     def own_new(self, name: str, tenant: str, group: str) -> Agent:
@@ -210,12 +211,13 @@ class AgentStore:
             for number in count():
                 agent = self.new_agent(tenant, f"{name}-{number}" if number else name)
                 known = agent.generation or agent.unsaved
-                if (not known or (agent.anonymous, agent.group) == (not group, group)) and self._claim(agent):
+                if (not known or (agent.anonymous, agent.group) == (not group, group)) and self.claim(agent):
                     agent.anonymous, agent.group = not group, group
                     return agent
         raise AssertionError
 
-    def _claim(self, agent: Agent) -> bool:
+    def claim(self, agent: Agent) -> bool:
+        """Own the agent's turn if nobody does. With `lock` held."""
         if not agent.turn.acquire(blocking=False):
             return False
         agent.waiting += 1
@@ -359,6 +361,12 @@ class AgentStore:
                         freed += self.pool.block_bytes
             return freed
 
+    def warm_up(self, name: str, tenant: str = "") -> "Warmed":
+        """Bring an agent's blocks into memory ahead of its next turn."""
+        from everwarm.kv.tiers import warm_up
+
+        return warm_up(self, self.find(name, tenant))
+
     def fork(self, name: str, new: str, tenant: str = "") -> None:
         """Another agent with the same history. Costs one manifest."""
         check_name(new, "agent")
@@ -379,7 +387,7 @@ class AgentStore:
                 if (agent.tenant, new) in self.agents:
                     raise StoreError(f"agent {new!r} exists already; remove it first")
                 copy = self.new_agent(agent.tenant, new)
-                self._claim(copy)  # nobody talks as the copy before it is whole
+                self.claim(copy)  # nobody talks as the copy before it is whole
             try:
                 self._change(copy, manifest, agent.chain())
             except StoreError:
@@ -411,7 +419,7 @@ class AgentStore:
             self._forget_text(agent)
             agent.leaf, agent.generation, agent.unsaved = None, 0, None
             agent.tokens, agent.kv_tokens, agent.salt, agent.text_digest = 0, 0, b"", ""
-            agent.anonymous = agent.pinned = False
+            agent.anonymous, agent.pinned, agent.group = False, False, ""
             for node in alone:
                 self.cool(node)
                 self.tree.forget(node)

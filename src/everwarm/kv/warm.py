@@ -1,7 +1,7 @@
 """The warm tier of one model: what is on disk, under the quota of the whole store.
 
-`write`, `commit`, `remove` and `make_room` run on the writer's thread, one after the other. Files are touched without
-the store's lock.
+`write`, `put`, `commit`, `remove` and `make_room` run on the writer's thread, one after the other. Files are touched
+without the store's lock.
 """
 
 import logging
@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 from everwarm.errors import StoreError
 from everwarm.kv.chain import Key
-from everwarm.kv.disk import BlockName, CorruptError
-from everwarm.kv.manifest import Manifest
+from everwarm.kv.container import Array, VersionError
+from everwarm.kv.disk import BlockName, CorruptError, UnreadableError
+from everwarm.kv.manifest import Manifest, file_name
 from everwarm.kv.others import directory_bytes, shrink_others
 from everwarm.kv.recency import Recency
 from everwarm.kv.tree import Node
@@ -22,6 +23,17 @@ if TYPE_CHECKING:
     from everwarm.kv.store import Agent, AgentStore
 
 _log = logging.getLogger(__name__)
+
+
+def alone_with(agent: "Agent") -> list[Node]:
+    """Blocks that nobody else owns or uses, children first: of its chain, and of what once branched off from them."""
+    found: list[Node] = []
+    left = [node for node in agent.chain() if node.named + node.anonymous == 1 and not node.claims][:1]
+    while left:
+        node = left.pop()
+        found.append(node)
+        left += node.children
+    return found[::-1]
 
 
 class WarmTier:
@@ -34,6 +46,8 @@ class WarmTier:
         self.other_bytes = 0  # of other models, and in quarantine
         self.recency = Recency()
         self.quarantined = 0
+        self.garbage: set[Key] = set()  # on disk, but no chain of parents leads to them
+        self.other_versions: dict[str, str] = {}  # files that are left alone, and why
 
     # Saving -----------------------------------------------------------------------------------------------------------
 
@@ -41,7 +55,7 @@ class WarmTier:
         """Write one block, which is held for this. What goes wrong is told when the turn is committed."""
         try:
             if not node.on_disk:
-                self._put(node, block)
+                self.put(node, self._store.pool.data(block))
         except (OSError, StoreError) as error:
             self._store.counters["save_errors"] += 1
             _log.debug("block %s was not saved: %s", node.key.hex(), error)
@@ -58,6 +72,8 @@ class WarmTier:
         assert disk is not None
         started, written = time.perf_counter(), 0
         try:
+            if why := self.other_versions.get(file_name(manifest.tenant, manifest.name)):
+                raise StoreError(f"its manifest {why}; take another name, or remove that file")
             for number, node in enumerate(chain):
                 if node.on_disk:
                     continue
@@ -69,13 +85,14 @@ class WarmTier:
                         break
                     block = store.pool.hold(node.block)
                 try:
-                    written += self._put(node, block)
+                    written += self.put(node, store.pool.data(block))
                 finally:
                     store.pool.drop([block])
             disk.sync_blocks()
             size = disk.commit(manifest, lambda size: self.make_room(size - agent.manifest_bytes))
         except (OSError, StoreError) as error:
             store.counters["save_errors"] += 1
+            agent.superseded += [superseded] if superseded else []
             raise StoreError(f"agent {agent.name!r} was not saved: {error}") from None
         with store.lock:
             self.bytes += size - agent.manifest_bytes
@@ -85,8 +102,7 @@ class WarmTier:
         store.counters["commits"] += 1
         store.counters["manifest_bytes"] += size
         store.seconds["save"] += time.perf_counter() - started
-        if superseded is not None:
-            self._delete_superseded(superseded)
+        self._delete_superseded(agent, superseded)
         return written + size
 
     def remove(self, agent: "Agent") -> None:
@@ -95,13 +111,16 @@ class WarmTier:
         assert store.disk is not None
         try:
             store.disk.remove(agent.tenant, agent.name)
+            with store.lock:
+                self.bytes -= agent.manifest_bytes
+                agent.manifest_bytes = 0
+                alone = alone_with(agent)
+            self.delete(alone)
+            self._delete_superseded(agent)
+            store.disk.sync_blocks()  # what was said is not to come back
         except OSError as error:
+            store.counters["save_errors"] += 1
             raise StoreError(f"agent {agent.name!r} was not removed: {error}") from None
-        with store.lock:
-            self.bytes -= agent.manifest_bytes
-            agent.manifest_bytes = 0
-            alone = [node for node in reversed(agent.chain()) if node.named + node.anonymous == 1 and not node.claims]
-        self.delete(alone)
 
     def delete(self, nodes: list[Node], why: str = "") -> int:
         """Delete files of blocks; bytes that were freed."""
@@ -109,7 +128,7 @@ class WarmTier:
         assert store.disk is not None
         for node in nodes:
             with store.lock:
-                if not node.on_disk:
+                if not node.on_disk or node.claims:  # a turn may have begun to use it since it was chosen
                     continue
                 node.on_disk, node.lost = False, why
                 self.forgotten(node)
@@ -126,7 +145,13 @@ class WarmTier:
         excess = self.bytes + self.other_bytes + size - self.quota
         if excess <= 0:
             return
-        excess -= self._evict(excess, named=False)
+        excess -= self._delete_garbage(excess)
+        if excess > 0:
+            excess -= self._remove_anonymous(excess, with_blocks=False)
+        if excess > 0:
+            excess -= self._evict(excess, named=False)
+        if excess > 0:
+            excess -= self._remove_anonymous(excess, with_blocks=True)
         if excess > 0 and self._store.disk is not None:
             freed = shrink_others(self._store.disk.root, self._store.ids.directory, excess, self._store.disk.files)
             self.other_bytes -= freed
@@ -148,22 +173,61 @@ class WarmTier:
     def touch(self, chain: list[Node]) -> None:
         self.recency.touch(node for node in reversed(chain) if node.on_disk)
 
-    def _put(self, node: Node, block: int) -> int:
+    def put(self, node: Node, data: Array) -> int:
+        """Write one block; its bytes on disk. Raises OSError, StoreError."""
         store = self._store
         assert store.disk is not None
         assert node.parent is not None
         started = time.perf_counter()
         self.make_room(store.disk.block_file_bytes)
-        size = store.disk.put(BlockName(node.key, node.parent.key, node.tokens), [store.pool.data(block)])
+        size = store.disk.put(BlockName(node.key, node.parent.key, node.tokens), [data])
         with store.lock:
             node.on_disk, node.lost = True, ""
-            self.bytes += size
+            self.bytes += 0 if node.key in self.garbage else size
+            self.garbage.discard(node.key)
             self.recency.touch([node])
         full = len(node.tokens) == 4 * store.pool.block_tokens
         store.counters["saved_blocks"] += 1
         store.counters["saved_bytes" if full else "saved_tail_bytes"] += size
         store.seconds["save"] += time.perf_counter() - started
         return size
+
+    def _delete_garbage(self, excess: int) -> int:
+        store, freed = self._store, 0
+        assert store.disk is not None
+        while self.garbage and freed < excess:
+            try:
+                store.disk.delete(self.garbage.pop())
+            except OSError:
+                continue
+            freed += store.disk.block_file_bytes
+        self.bytes -= freed
+        return freed
+
+    def _remove_anonymous(self, excess: int, *, with_blocks: bool) -> int:
+        """Remove conversations without a name, the longest unused first: else their manifests alone would fill the
+        quota one day. Those that are being talked to or saved stay.
+        """
+        store, freed = self._store, 0
+        with store.lock:
+            agents = sorted((one for one in store.agents.values() if one.anonymous), key=lambda one: one.used)
+        for agent in agents if with_blocks else agents[:64]:  # the first to have lost theirs
+            if freed >= excess:
+                break
+            with store.lock:
+                dead = with_blocks or not any(node.available for node in alone_with(agent))
+                if not dead or agent.unsaved is not None or agent.pinned or not store.claim(agent):
+                    continue
+            before = self.bytes
+            try:
+                self.remove(agent)
+                store.disown(agent)
+            except StoreError as error:
+                _log.warning("%s", error)
+            finally:
+                store.end_turn(agent)
+            freed += before - self.bytes
+        return freed
 
     def _evict(self, excess: int, *, named: bool) -> int:
         with self._store.lock:
@@ -177,16 +241,17 @@ class WarmTier:
         self._store.counters["warm_evictions"] += len(victims)
         return freed
 
-    def _delete_superseded(self, node: Node) -> None:
-        """The end of a history that has grown into another block: of no use any more, unless someone else's history
-        ends there.
+    def _delete_superseded(self, agent: "Agent", last: Node | None = None) -> None:
+        """Ends of a history that has grown into other blocks: of no use any more, unless someone else's history ends
+        there.
         """
-        store = self._store
-        with store.lock:
-            if node.owned or node.claims:
-                return
-            store.cool(node)
-        self.delete([node])
+        nodes = [*agent.superseded, *([last] if last else [])]
+        agent.superseded = []
+        with self._store.lock:
+            unused = [node for node in nodes if not node.owned and not node.claims]
+            for node in unused:
+                self._store.cool(node)
+        self.delete(unused)
 
     # Finding ----------------------------------------------------------------------------------------------------------
 
@@ -201,12 +266,24 @@ class WarmTier:
         for found, path, size in disk.manifests():
             if isinstance(found, Manifest):
                 self._found_agent(found, path, size)
+            elif isinstance(found, UnreadableError):
+                self.left_alone(path, f"can't be read: {found}")
+                store.counters["read_errors"] += 1
+            elif isinstance(found, VersionError):
+                self.left_alone(path, f"is of {found}")
+                self.bytes += size
             else:
-                self._quarantine(path, str(found))
+                self.quarantine(path, str(found))
         strangers = []
         for key, size in disk.blocks():
             if size != disk.block_file_bytes:
-                self._quarantine(disk.block_path(key), f"{size:,} bytes, expected {disk.block_file_bytes:,}")
+                try:
+                    disk.check_version(key)
+                except VersionError as error:
+                    self.left_alone(disk.block_path(key), f"is of {error}")
+                    self.bytes += size
+                else:
+                    self.quarantine(disk.block_path(key), f"{size:,} bytes, expected {disk.block_file_bytes:,}")
                 continue
             self.bytes += size
             node = store.tree.nodes.get(key)
@@ -229,7 +306,7 @@ class WarmTier:
         store = self._store
         chain = store.chain_of(manifest)
         if chain is None:
-            self._quarantine(path, "its blocks have other names than its tokens")
+            self.quarantine(path, "its blocks have other names than its tokens")
             return
         agent = store.new_agent(manifest.tenant, manifest.name)
         store.own(agent, manifest, chain)
@@ -246,8 +323,10 @@ class WarmTier:
             try:
                 name = store.disk.describe(key)
             except CorruptError as error:
-                self._quarantine(store.disk.block_path(key), str(error))
+                self.quarantine(store.disk.block_path(key), str(error))
                 self.bytes -= store.disk.block_file_bytes
+            except VersionError as error:
+                self.left_alone(store.disk.block_path(key), f"is of {error}")
             except OSError:
                 self.bytes -= store.disk.block_file_bytes
             else:
@@ -261,19 +340,32 @@ class WarmTier:
                     node.on_disk = True
                     self.recency.touch([node])
                     ready.append(node.key) if node.key in left else None
-        self.garbage = [name.key for names in left.values() for name in names]
+        self.garbage = {name.key for names in left.values() for name in names}
 
     def _expire(self, before: float) -> int:
         old = [agent for agent in self._store.agents.values() if agent.used < before and not agent.pinned]
         if self._store.read_only:
             return 0
+        expired = 0
         for agent in old:
-            self._store.delete(agent.name, agent.tenant)
-        return len(old)
+            try:
+                self._store.delete(agent.name, agent.tenant)
+                expired += 1
+            except StoreError as error:
+                _log.warning("%s", error)
+        return expired
 
-    def _quarantine(self, path: Path, why: str) -> None:
+    def left_alone(self, path: Path, why: str) -> None:
+        """A file is not ours to read: it stays where it is."""
+        _log.warning("%s %s; it is left alone", path, why)
+        self.other_versions[path.name] = why
+
+    def quarantine(self, path: Path, why: str) -> None:
+        """A file is not what it should be: count it and, where we may write, move it out of the way."""
         _log.error("%s: %s; moved to quarantine", path, why)
-        self.quarantined += 1
-        self._store.counters["corrupt"] += 1
-        if not self._store.read_only and self._store.disk is not None:
-            self._store.disk.quarantine(path)
+        assert self._store.disk is not None
+        size = 0 if self._store.read_only else self._store.disk.quarantine(path)
+        with self._store.lock:
+            self.other_bytes += size
+            self.quarantined += 1
+            self._store.counters["corrupt"] += 1

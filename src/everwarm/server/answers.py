@@ -62,6 +62,11 @@ class Answers:
             await asyncio.gather(*tasks, return_exceptions=True)
             self._finish()
 
+    @property
+    def looked_up(self) -> Receipt | None:
+        """What is known of the receipt before the first token."""
+        return self.receipt or self._generations[0].receipt
+
     def failed(self, status: int) -> None:
         self.done.status = status
 

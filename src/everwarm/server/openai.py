@@ -4,19 +4,21 @@ What a client may send is a pydantic model; fields that are accepted and have no
 (docs/server.md), any other unknown field is refused: it would change the meaning of the request.
 """
 
-import time
-import uuid
+import asyncio
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from everwarm.llm import DEFAULT_MAX_TOKENS, Event
+from everwarm.llm import DEFAULT_MAX_TOKENS, Generation
 from everwarm.server.answers import Answers
-from everwarm.server.errors import ApiError, body
-from everwarm.server.serving import Serving, receipt_json
-from everwarm.server.stream import respond, sse
+from everwarm.server.content import Json, chat_message, checked_tools
+from everwarm.server.errors import ApiError
+from everwarm.server.openai_wire import ChatWire, TextWire
+from everwarm.server.serving import Serving, agent_of
+from everwarm.server.stream import respond
 
 IGNORED = frozenset(
     {
@@ -26,7 +28,15 @@ IGNORED = frozenset(
 )  # fmt: skip
 """Fields that are accepted and have no effect on the answer of a local model."""
 
-Json = dict[str, Any]
+
+MOST_BIASES = 1024
+
+
+def _short(bias: Any) -> Any:
+    """Before anything is made of it: each entry that is wrong would become an error of its own."""
+    if isinstance(bias, dict) and len(bias) > MOST_BIASES:
+        raise ValueError(f"{len(bias):,} tokens, the limit is {MOST_BIASES:,}")
+    return bias
 
 
 class Extension(BaseModel):
@@ -56,10 +66,10 @@ class Common(BaseModel):
     repetition_penalty: float = Field(1.0, gt=0, le=100)
     presence_penalty: float | None = Field(0.0, ge=-2, le=2)
     frequency_penalty: float | None = Field(0.0, ge=-2, le=2)
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float] | None, BeforeValidator(_short)] = None
     seed: int | None = Field(None, ge=-(2**63), lt=2**64)
-    n: int | None = Field(1, ge=1)
-    stop: str | Annotated[list[str], Field(max_length=64)] | None = None
+    n: int | None = Field(1, ge=1, le=128)
+    stop: str | Annotated[list[str], Field(max_length=64, fail_fast=True)] | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     prompt_cache_key: str | None = Field(None, max_length=256)
@@ -71,6 +81,10 @@ class Common(BaseModel):
         if unknown:
             raise ValueError(f"{', '.join(sorted(unknown))[:200]}: not supported")
         return self
+
+    @property
+    def wants_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
 
     def options(self) -> Json:
         """Arguments of `LLM.start`."""
@@ -92,14 +106,14 @@ class Common(BaseModel):
 class ChatRequest(Common):
     """`POST /v1/chat/completions`."""
 
-    messages: Annotated[list[Json], Field(min_length=1)]
+    messages: Annotated[list[Json], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = False
     top_logprobs: int | None = Field(None, ge=0, le=20)
-    tools: list[Json] | None = None
+    tools: Annotated[list[Json], Field(fail_fast=True)] | None = None
     tool_choice: Any = None
     response_format: Json | None = None
-    modalities: list[str] | None = None
+    modalities: Annotated[list[str], Field(fail_fast=True)] | None = None
 
     @model_validator(mode="after")
     def _supported(self) -> "ChatRequest":
@@ -115,7 +129,12 @@ class ChatRequest(Common):
 class CompletionRequest(Common):
     """`POST /v1/completions`."""
 
-    prompt: str | list[int] | Annotated[list[str], Field(min_length=1, max_length=1)] | list[list[int]]
+    prompt: (
+        str
+        | Annotated[list[int], Field(fail_fast=True)]
+        | Annotated[list[str], Field(min_length=1, max_length=1, fail_fast=True)]
+        | Annotated[list[list[int]], Field(max_length=1, fail_fast=True)]
+    )
     logprobs: int | None = Field(None, ge=0, le=20)
     echo: Literal[False] | None = False
     best_of: Literal[1] | None = 1
@@ -137,7 +156,8 @@ def router(serving: Serving) -> APIRouter:
     @api.get("/v1/models")
     async def models(request: Request) -> Json:
         serving.tenant(request)
-        return {"object": "list", "data": [_model(serving)]}
+        known = [_model(serving)]
+        return {"object": "list", "data": known, "has_more": False, "first_id": serving.name, "last_id": serving.name}
 
     @api.get("/v1/models/{name:path}")
     async def model(name: str, request: Request) -> Json:
@@ -148,19 +168,31 @@ def router(serving: Serving) -> APIRouter:
 
     @api.post("/v1/chat/completions")
     async def chat(asked: ChatRequest, request: Request) -> Response:
-        messages = [_message(message, f"messages.{number}") for number, message in enumerate(asked.messages)]
-        tools = asked.tools if asked.tools and asked.tool_choice != "none" else None
-        source: Json = {"messages": messages, "tools": tools}
-        wanted = asked.max_completion_tokens or asked.max_tokens
-        top = (asked.top_logprobs or 0) if asked.logprobs else 0
-        return await _answer(serving, request, asked, source, wanted or serving.context, top, ChatWire(serving, asked))
+        tenant = serving.tenant(request)
+        messages = [chat_message(message, f"messages.{number}") for number, message in enumerate(asked.messages)]
+        tools = checked_tools(serving.llm, asked.tools) if asked.tool_choice != "none" else None
+        options = {
+            "messages": messages,
+            "tools": tools,
+            "max_tokens": asked.max_completion_tokens or asked.max_tokens or serving.context,
+            "top_logprobs": (asked.top_logprobs or 0) if asked.logprobs else 0,
+        }
+        wire = ChatWire(serving, asked.n or 1, logprobs=bool(asked.logprobs), usage=asked.wants_usage)
+        return await _answer(serving, request, tenant, asked, options, wire)
 
     @api.post("/v1/completions")
     async def completions(asked: CompletionRequest, request: Request) -> Response:
-        source = _prompt(asked.prompt)
-        top = asked.logprobs or 0
-        limit = asked.max_tokens or DEFAULT_MAX_TOKENS
-        return await _answer(serving, request, asked, source, limit, top, TextWire(serving, asked))
+        tenant = serving.tenant(request)
+        prompt = _prompt(asked.prompt)
+        text = prompt if isinstance(prompt, str) else serving.llm.detokenize(prompt, special=True)
+        options = {
+            "prompt" if isinstance(prompt, str) else "tokens": prompt,
+            "max_tokens": asked.max_tokens or DEFAULT_MAX_TOKENS,
+            "top_logprobs": asked.logprobs or 0,
+        }
+        logprobs, usage = asked.logprobs is not None, asked.wants_usage
+        wire = TextWire(serving, asked.n or 1, logprobs=logprobs, usage=usage, prompt_chars=len(text))
+        return await _answer(serving, request, tenant, asked, options, wire)
 
     @api.post("/v1/embeddings")
     async def embeddings(asked: EmbeddingRequest, request: Request) -> Response:
@@ -171,189 +203,52 @@ def router(serving: Serving) -> APIRouter:
 
 
 async def _answer(
-    serving: Serving, request: Request, asked: Common, source: Json, limit: int, top: int, wire: "ChatWire"
+    serving: Serving, request: Request, tenant: str, asked: Common, options: Json, wire: ChatWire
 ) -> Response:
-    tenant = serving.tenant(request)
     count = asked.n or 1
     if count > serving.limits.most_choices:
         raise ApiError(400, f"n: {count} answers at once, the limit is {serving.limits.most_choices}")
-    agent = request.headers.get("x-agent-id") or asked.everwarm.agent
-    who = {"agent": agent, "tenant": tenant, "group": "" if agent else asked.prompt_cache_key or ""}
-    options = asked.options() | {"top_logprobs": top, "max_tokens": limit, "context": serving.context}
-    generations = [
-        serving.llm.start(
-            **source,
-            **options,
-            **(who if not number else {"tenant": tenant, "keep": False}),
-            seed=None if asked.seed is None else asked.seed + number,
-        )
-        for number in range(count)
-    ]
+    agent = agent_of(request) or asked.everwarm.agent
+    who = {"agent": agent, "group": "" if agent else asked.prompt_cache_key or ""}
+    options = asked.options() | options | {"tenant": tenant, "context": serving.context}
+
+    def start() -> list[Generation]:
+        return [
+            serving.llm.start(
+                **options,
+                **({"keep": False} if number else who),
+                seed=None if asked.seed is None else (asked.seed + number) % 2**64,
+            )
+            for number in range(count)
+        ]
+
+    generations = await asyncio.to_thread(start)  # rendering a long conversation takes time
     answers = Answers(serving, request.url.path, generations, agent or "", tenant)
     return await respond(request, answers, wire, bool(asked.stream), serving.limits.keep_alive_s)
 
 
-class ChatWire:
-    """Chat completions as OpenAI writes them."""
-
-    chunk_object, whole_object, prefix = "chat.completion.chunk", "chat.completion", "chatcmpl-"
-
-    def __init__(self, serving: Serving, asked: Common) -> None:
-        self._usage = bool(asked.stream_options and asked.stream_options.include_usage)
-        self._logprobs = asked.logprobs not in (None, False)  # type: ignore[attr-defined]
-        self._llm = serving.llm
-        self._count = asked.n or 1
-        self._head = {
-            "id": self.prefix + uuid.uuid4().hex,
-            "created": int(time.time()),
-            "model": serving.name,
-            "system_fingerprint": f"everwarm-{serving.llm.model.numerics_id[:8]}",
-        }
-        self._texts = [""] * self._count
-        self._finish: list[str | None] = [None] * self._count
-        self._logged: list[list[Json]] = [[] for _ in range(self._count)]
-
-    def begin(self) -> str:
-        return "".join(
-            self._chunk([self._choice(number, {"role": "assistant", "content": ""})]) for number in range(self._count)
-        )
-
-    def token(self, choice: int, event: Event) -> str:
-        self._texts[choice] += event.text
-        logged = self._log(event)
-        if logged:
-            self._logged[choice].append(logged)
-        if event.finish_reason:
-            self._finish[choice] = event.finish_reason
-        if not event.text and not logged:
-            return ""
-        return self._chunk([self._choice(choice, {"content": event.text}, logged=[logged] if logged else None)])
-
-    def end(self, answers: Answers) -> str:
-        """The reasons, when the turn is safe; usage if it was asked for; the receipt with the last of them."""
-        receipt = {"everwarm": receipt_json(answers.receipt)} if answers.receipt else {}
-        parts = []
-        for number in range(self._count):
-            last = number == self._count - 1 and not self._usage
-            parts.append(self._chunk([self._choice(number, {}, self._finish[number])], receipt if last else {}))
-        if self._usage:
-            parts.append(self._chunk([], {"usage": _usage(answers)} | receipt))
-        return "".join(parts) + sse("[DONE]")
-
-    def error(self, error: ApiError) -> str:
-        return sse(body(error, "")) + sse("[DONE]")
-
-    def whole(self, answers: Answers) -> Json:
-        choices = []
-        for number, text in enumerate(self._texts):
-            choice: Json = {"index": number, **self._said(text), "finish_reason": self._finish[number]}
-            choice["logprobs"] = self._logged_whole(number)
-            choices.append(choice)
-        receipt = {"everwarm": receipt_json(answers.receipt)} if answers.receipt else {}
-        return self._head | {"object": self.whole_object, "choices": choices, "usage": _usage(answers)} | receipt
-
-    def _said(self, text: str) -> Json:
-        return {"message": {"role": "assistant", "content": text, "refusal": None}}
-
-    def _choice(self, number: int, delta: Json, finish: str | None = None, logged: list[Json] | None = None) -> Json:
-        return {
-            "index": number,
-            "delta": delta,
-            "finish_reason": finish,
-            "logprobs": {"content": logged, "refusal": None} if logged else None,
-        }
-
-    def _chunk(self, choices: list[Json], more: Json | None = None) -> str:
-        usage = {"usage": None} if self._usage else {}
-        return sse(self._head | {"object": self.chunk_object, "choices": choices} | usage | (more or {}))
-
-    def _logged_whole(self, number: int) -> Json | None:
-        return {"content": self._logged[number], "refusal": None} if self._logprobs else None
-
-    def _log(self, event: Event) -> Json:
-        if not self._logprobs:
-            return {}
-        top = [self._spelt(token, logprob) for token, logprob in event.top_logprobs]
-        return self._spelt(event.token, event.logprob) | {"top_logprobs": top}
-
-    def _spelt(self, token: int, logprob: float) -> Json:
-        data = self._llm.tokenizer.token_bytes(token, special=True)
-        return {"token": data.decode("utf-8", "replace"), "logprob": max(logprob, -9999.0), "bytes": list(data)}
-
-
-class TextWire(ChatWire):
-    """Plain completions as OpenAI writes them."""
-
-    chunk_object, whole_object, prefix = "text_completion", "text_completion", "cmpl-"
-
-    def begin(self) -> str:
-        return ""
-
-    def _said(self, text: str) -> Json:
-        return {"text": text}
-
-    def _choice(self, number: int, delta: Json, finish: str | None = None, logged: list[Json] | None = None) -> Json:
-        return {
-            "index": number,
-            "text": delta.get("content", ""),
-            "finish_reason": finish,
-            "logprobs": _legacy(logged) if logged else None,
-        }
-
-    def _logged_whole(self, number: int) -> Json | None:
-        return _legacy(self._logged[number]) if self._logprobs else None
-
-
-def _legacy(logged: list[Json]) -> Json:
-    return {
-        "tokens": [one["token"] for one in logged],
-        "token_logprobs": [one["logprob"] for one in logged],
-        "top_logprobs": [{top["token"]: top["logprob"] for top in one["top_logprobs"]} for one in logged],
-        "text_offset": [],
-    }
-
-
-def _usage(answers: Answers) -> Json:
-    receipt = answers.receipt
-    prompt, cached = (receipt.prompt_tokens, receipt.cached_tokens) if receipt else (0, 0)
-    said = answers.done.completion_tokens
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": said,
-        "total_tokens": prompt + said,
-        "prompt_tokens_details": {"cached_tokens": cached},
-    }
-
-
 def _model(serving: Serving) -> Json:
-    return {"id": serving.name, "object": "model", "created": serving.created, "owned_by": "everwarm"}
+    """As both OpenAI's and Anthropic's clients read it."""
+    return {
+        "id": serving.name,
+        "object": "model",
+        "created": serving.created,
+        "owned_by": "everwarm",
+        "type": "model",
+        "display_name": serving.llm.config.name,
+        "created_at": datetime.fromtimestamp(serving.created, UTC).isoformat(),
+        "max_input_tokens": serving.context,
+    }
 
 
-def _message(message: Json, where: str) -> Json:
-    """Parts of text joined; a developer speaks as the system does. What a template can't read is refused."""
-    message = dict(message)
-    if message.get("role") == "developer":
-        message["role"] = "system"
-    content = message.get("content")
-    if isinstance(content, list):
-        texts = []
-        for number, part in enumerate(content):
-            if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-                kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-                raise ApiError(400, f"{where}.content.{number}: only text is supported, found {str(kind)[:50]}")
-            texts.append(part["text"])
-        message["content"] = "".join(texts)
-    return message
-
-
-def _prompt(prompt: str | list[int] | list[str] | list[list[int]]) -> Json:
+def _prompt(prompt: str | list[int] | list[str] | list[list[int]]) -> str | list[int]:
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
         prompt = prompt[0]
     if isinstance(prompt, str):
-        return {"prompt": prompt}
+        return prompt
     if not prompt or not all(isinstance(token, int) for token in prompt):
         raise ApiError(400, "prompt: one text, or one list of token ids")
-    return {"tokens": prompt}
+    return prompt  # type: ignore[return-value]
 
 
 def _bias(bias: dict[str, float] | None) -> dict[int, float]:

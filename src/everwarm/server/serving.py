@@ -16,10 +16,14 @@ from typing import Any
 
 from fastapi import Request
 
+from everwarm.errors import CancelledError
 from everwarm.kv.owner import DEFAULT_TENANT
 from everwarm.kv.receipt import Receipt
 from everwarm.llm import LLM, End, Event, Generation
 from everwarm.server.errors import ApiError
+
+LAST_WORDS_S = 1.0
+"""How long a request that was cancelled at the end may take to tell its client."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +107,7 @@ class Serving:
         """Count a request in. Raises ApiError 429 or 503."""
         with self._lock:
             if self.draining:
-                raise ApiError(503, "the server is shutting down", "overloaded_error", retry_after=5)
+                raise stopping()
             if self.active >= self.limits.most_queued:
                 raise ApiError(
                     429, f"{self.active} requests are running or waiting, the limit is {self.limits.most_queued}",
@@ -141,6 +145,8 @@ class Serving:
                 while (item := await happened.get()) is not None:
                     if isinstance(item, BaseException):
                         over = True
+                        if self.draining and isinstance(item, CancelledError):
+                            raise stopping()
                         raise item
                     yield item
             over = True
@@ -154,18 +160,37 @@ class Serving:
                 self._running.discard(generation)
 
     async def drain(self, grace_s: float) -> None:
-        """Take nothing new; wait for what runs, then cancel what is left."""
+        """Take nothing new; wait for what runs, then cancel what is left: it has a moment to say so."""
         self.draining = True
-        end = time.monotonic() + grace_s
-        while self.active and time.monotonic() < end:
-            await asyncio.sleep(0.02)
+        if await self._ended(grace_s):
+            return
         with self._lock:
             left = list(self._running)
         for generation in left:
             generation.cancel()
+        await self._ended(LAST_WORDS_S)
+
+    async def _ended(self, within_s: float) -> bool:
+        end = time.monotonic() + within_s
+        while self.active and time.monotonic() < end:
+            await asyncio.sleep(0.02)
+        return not self.active
 
     def close(self) -> None:
         self._threads.shutdown(wait=True, cancel_futures=True)
+
+
+def stopping() -> ApiError:
+    return ApiError(503, "the server is shutting down", "overloaded_error", retry_after=5)
+
+
+def agent_of(request: Request) -> str | None:
+    """Whom the header names. Headers are bytes: what is UTF-8 is read as that."""
+    name = request.headers.get("x-agent-id")
+    try:
+        return name and name.encode("latin-1").decode()
+    except UnicodeError:
+        return name
 
 
 def receipt_headers(receipt: Receipt | None) -> dict[str, str]:

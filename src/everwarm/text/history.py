@@ -40,7 +40,7 @@ def tokenise(
         runs.append(Run(wanted[number].text, wanted[number].special, len(new)))
         ids += new
     diverged = None
-    if same < len(history) and not _is_beginning(wanted[same:], history[same]):
+    if same < len(history) and not _goes_on(history[same:], wanted[same:]):
         diverged = sum(len(run.text) for run in history[:same])
         if same < len(wanted) and history[same].special == wanted[same].special:
             pairs = zip(history[same].text, wanted[same].text, strict=False)
@@ -77,11 +77,14 @@ def answer_runs(tokenizer: Tokenizer, ids: Sequence[int], continuing: bool) -> t
     return tuple(runs)
 
 
-def _is_beginning(wanted: Sequence[Segment], run: Run) -> bool:
-    """Whether what is left of a prompt is a beginning of this run: the history only says more."""
+def _goes_on(history: Sequence[Run], wanted: Sequence[Segment]) -> bool:
+    """Whether the texts that are left of a history and of a prompt differ in length only."""
     if not wanted:
         return True
-    return len(wanted) == 1 and not (wanted[0].special or run.special) and run.text.startswith(wanted[0].text)
+    if history[0].special or wanted[0].special:
+        return False
+    old, new = history[0].text, wanted[0].text
+    return (len(wanted) == 1 and old.startswith(new)) or (len(history) == 1 and new.startswith(old))
 
 
 def _equal(pair: tuple[Run, Segment]) -> bool:

@@ -1,0 +1,378 @@
+"""`everwarm agents ...`: what is on disk, without loading a model. What files say must not steer the terminal."""
+
+import shutil
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.text import Text
+
+from everwarm import config
+from everwarm.cli.agents_text import count_of, print_agent, print_agents, print_problems, row_of
+from everwarm.cli.console import bytes_bar, err, human_bytes, out, print_json, printable
+from everwarm.cli.options import Json
+from everwarm.errors import ConfigError, StoreError
+
+if TYPE_CHECKING:
+    from everwarm.kv.inventory import AgentEntry, Inventory, ModelEntry
+
+app = typer.Typer(help="Agents on disk: their histories and the KV of them.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(help="The agent.")]
+Tenant = Annotated[str, typer.Option(help="Whose agent it is (default: the tenant that the command line uses).")]
+Model = Annotated[
+    str | None, typer.Option(help="Which model's, where several have an agent of that name: its name, or its id in ls.")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")]
+WarmQuota = Annotated[str | None, typer.Option(help=config.SETTINGS["warm_quota"].sentence)]
+WarmAge = Annotated[str | None, typer.Option(help=config.SETTINGS["warm_age"].sentence)]
+
+
+@app.command("ls")
+def list_agents(
+    everything: Annotated[bool, typer.Option("--all", help="Conversations without a name, too.")] = False,
+    tenant: Annotated[str, typer.Option(help="Only this tenant's.")] = "",
+    model: Annotated[str | None, typer.Option(help="Only this model's: its name, or the beginning of its id.")] = None,
+    as_json: Json = False,
+) -> None:
+    """The agents, the latest used first."""
+    inventory = _inventory()
+    found = [(entry, agent) for entry in inventory.chosen(model) for agent in entry.agents]
+    found = [(entry, agent) for entry, agent in found if not tenant or agent.manifest.tenant == tenant]
+    found.sort(key=lambda pair: -pair[1].manifest.used)
+    shown = [row_of(*pair) for pair in found if everything or not pair[1].manifest.anonymous]
+    totals = _totals(inventory, [agent for _, agent in found])
+    if as_json:
+        print_json({"agents": shown, "totals": totals})
+        return
+    print_agents(shown, totals, hidden=len(found) - len(shown))
+    for entry in inventory.models:
+        print_problems(entry)
+
+
+@app.command("show")
+def show(name: Name, tenant: Tenant = "", model: Model = None, as_json: Json = False) -> None:
+    """One agent: its ids, which of its blocks are there, and what was said."""
+    from everwarm.kv.inventory import read_manifest
+
+    entry, agent = _inventory().find(name, tenant, model)
+    try:
+        manifest = read_manifest(agent.path, with_text=True)
+    except OSError as error:
+        raise StoreError(f"agent {name!r}: {error.strerror or error}") from None
+    row = row_of(entry, agent) | {
+        "weights_id": manifest.weights_id,
+        "numerics_id": manifest.numerics_id,
+        "layout": manifest.layout,
+        "lost": list(agent.lost),
+        "path": str(agent.path),
+    }
+    if as_json:
+        print_json(row | {"messages": manifest.messages})
+        return
+    print_agent(row, manifest.messages)
+
+
+@app.command("evict")
+def evict(name: Name, tenant: Tenant = "", model: Model = None, as_json: Json = False) -> None:
+    """Drop an agent's KV from memory. Only a running server has any there; what is on disk stays."""
+    from everwarm.kv.inventory import lock
+
+    inventory = _inventory()
+    entry, agent = inventory.find(name, tenant, model)
+    lock(inventory.root).release()
+    if as_json:
+        print_json({"agent": agent.manifest.name, "model_id": entry.directory, "freed_bytes": 0, "hot": False})
+    else:
+        err.print("nothing is in memory: no server runs on this store (everwarm agents rm removes from disk)")
+
+
+@app.command("rm")
+def remove(
+    names: Annotated[list[str] | None, typer.Argument(help="The agents.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every agent, also those without a name.")] = False,
+    tenant: Tenant = "",
+    model: Model = None,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> None:
+    """Remove agents, and the blocks that nobody else owns."""
+    if bool(names) == everything:
+        raise ConfigError("name the agents to remove, or give --all")
+    inventory = _inventory()
+    if everything:
+        models = inventory.chosen(model)
+        chosen = [(entry, one) for entry in models for one in entry.agents if tenant in ("", one.manifest.tenant)]
+    else:
+        chosen = [inventory.find(name, tenant, model) for name in dict.fromkeys(names or ())]
+    freed = 0
+    by_model: defaultdict[str, list[tuple[ModelEntry, AgentEntry]]] = defaultdict(list)
+    for pair in chosen:
+        by_model[pair[0].directory].append(pair)
+    for pairs in by_model.values() if not dry_run else ():
+        with _opened(inventory, pairs[0][0]) as store:
+            before = store.warm.bytes
+            for _, agent in pairs:
+                store.delete(agent.manifest.name, agent.manifest.tenant)
+            freed += before - store.warm.bytes
+    if as_json:
+        print_json({"removed": [row_of(*pair) for pair in chosen], "freed_bytes": freed, "dry_run": dry_run})
+        return
+    for entry, agent in chosen:
+        word = "would remove" if dry_run else "removed"
+        err.print(Text(printable(f"{word} {agent.manifest.name} of {entry.name} ({human_bytes(agent.own_bytes)})")))
+    if not dry_run:
+        err.print(f"{human_bytes(freed)} freed")
+
+
+@app.command("fork")
+def fork(
+    name: Name,
+    new: Annotated[str, typer.Argument(help="Name of the copy.")],
+    tenant: Tenant = "",
+    model: Model = None,
+    as_json: Json = False,
+) -> None:
+    """Another agent with the same history. Costs one manifest; blocks are shared."""
+    inventory = _inventory()
+    entry, agent = inventory.find(name, tenant, model)
+    with _opened(inventory, entry) as store:
+        store.fork(name, new, tenant)
+    if as_json:
+        print_json({"agent": new, "of": name, "model_id": entry.directory, "tokens": len(agent.manifest.tokens)})
+    else:
+        err.print(Text(printable(f"{new} goes on from {name}: {count_of(len(agent.manifest.tokens), 'token')}")))
+
+
+@app.command("pin")
+def pin(
+    name: Name,
+    off: Annotated[bool, typer.Option("--off", help="Let it go like any other.")] = False,
+    tenant: Tenant = "",
+    model: Model = None,
+    as_json: Json = False,
+) -> None:
+    """Keep an agent's blocks, whatever the quota and its age."""
+    inventory = _inventory()
+    entry, _ = inventory.find(name, tenant, model)
+    with _opened(inventory, entry) as store:
+        store.pin(name, not off, tenant)
+    if as_json:
+        print_json({"agent": name, "model_id": entry.directory, "pinned": not off})
+    else:
+        err.print(Text(printable(f"{name} {'may go' if off else 'stays'}")))
+
+
+@app.command("export")
+def export(
+    name: Name,
+    file: Annotated[Path, typer.Argument(help="Where to; must not exist.")],
+    tenant: Tenant = "",
+    model: Model = None,
+    as_json: Json = False,
+) -> None:
+    """Write an agent to one file, for another machine with the same weights and numerics. It holds what was said."""
+    from everwarm.kv.export import export_agent
+
+    inventory = _inventory()
+    entry, _ = inventory.find(name, tenant, model)
+    with _opened(inventory, entry, writing=False) as store, _bar("exporting") as bar:
+        moved = export_agent(store, name, file, tenant, bar)
+    _tell(moved, as_json, "exported")
+
+
+@app.command("import")
+def import_(
+    file: Annotated[Path, typer.Argument(help="What `export` wrote.")],
+    name: Annotated[str | None, typer.Option("--as", help="Another name for the agent.")] = None,
+    trust: Annotated[
+        bool,
+        typer.Option(
+            "--trust",
+            help="Share its blocks with the tenant's other agents: whoever made the file can then lie to all.",
+        ),
+    ] = False,
+    tenant: Tenant = "",
+    warm_quota: WarmQuota = None,
+    as_json: Json = False,
+) -> None:
+    """Take in an agent that was exported, for a model that has run here."""
+    from everwarm.kv.export import Export, import_agent
+
+    quota = _quota(warm_quota)
+    inventory = _inventory()
+    with Export(file) as header:
+        entry = _model_for(inventory, header)
+    with _opened(inventory, entry, quota=quota) as store, _bar("verifying") as bar:
+        moved = import_agent(store, file, name, tenant, trust=trust, progress=bar)
+    _tell(moved, as_json, "imported")
+
+
+@app.command("verify")
+def verify(
+    mend: Annotated[
+        bool, typer.Option("--repair", help="Move damaged files to quarantine, write again what is derived.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Read every file and compare it with its checksum. Exit code 1 if one is damaged (and was not repaired)."""
+    from everwarm.kv import check, inventory
+
+    root = _root()
+    held = inventory.lock(root) if mend and root.is_dir() else None
+    try:
+        with _bar("reading") as bar:
+            report = check.repair(root, bar) if held else check.verify(root, bar)
+    finally:
+        if held:
+            held.release()
+    if as_json:
+        print_json(asdict(report) | {"clean": report.clean})
+    else:
+        for finding in report.damaged:
+            out.print(Text(printable(f"DAMAGED  {finding.path}: {finding.what}")))
+        for finding in report.repaired:
+            out.print(Text(printable(f"repaired {finding.path}: {finding.what}")))
+        for finding in report.notes:
+            out.print(Text(printable(f"note     {finding.path}: {finding.what}")))
+        out.print(
+            f"{report.files:,} files, {human_bytes(report.size_bytes)}, {count_of(report.agents, 'agent')}: "
+            + (f"{len(report.damaged)} damaged" if report.damaged else "all as it was written")
+        )
+    if report.damaged and not held:
+        raise typer.Exit(1)
+
+
+@app.command("gc")
+def collect(
+    dry_run: DryRun = False,
+    quarantine: Annotated[bool, typer.Option("--quarantine", help="What is in quarantine, too.")] = False,
+    warm_age: WarmAge = None,
+    warm_quota: WarmQuota = None,
+    as_json: Json = False,
+) -> None:
+    """Remove what nobody needs: half-written files, agents not used for long, blocks of no agent; and what is over
+    the quota.
+    """
+    from everwarm.kv import garbage, inventory
+
+    root, quota, age = _root(), _quota(warm_quota), _age_s(warm_age)
+    held = inventory.lock(root) if not dry_run and root.is_dir() else None
+    try:
+        plan = garbage.plan(root, before=time.time() - age, quota=quota, quarantine=quarantine)
+        freed = garbage.carry_out(root, plan) if held else 0
+    finally:
+        if held:
+            held.release()
+    if as_json:
+        print_json(asdict(plan) | {"freed_bytes": freed, "dry_run": dry_run})
+        return
+    for removal in plan.removals:
+        word = "would remove" if dry_run else "removed"
+        out.print(Text(printable(f"{word} {removal.path} ({human_bytes(removal.size_bytes)}): {removal.why}")))
+    for note in plan.notes:
+        err.print(Text(printable(note)))
+    if plan.excess:
+        err.print(f"{human_bytes(plan.excess)} over the quota can't go: pinned agents, histories (everwarm agents rm)")
+    size = plan.size_bytes if dry_run else freed
+    err.print(f"{count_of(len(plan.removals), 'file')}, {human_bytes(size)}{' could go' if dry_run else ' freed'}")
+
+
+# What commands share --------------------------------------------------------------------------------------------------
+
+
+def _root() -> Path:
+    return config.home() / "agents"
+
+
+def _inventory() -> "Inventory":
+    from everwarm.kv.inventory import take_inventory
+
+    return take_inventory(_root())
+
+
+@contextmanager
+def _opened(
+    inventory: "Inventory", entry: "ModelEntry", *, writing: bool = True, quota: int | None = None
+) -> Iterator[Any]:
+    from everwarm.kv.inventory import open_agents
+
+    store = open_agents(inventory.root, entry, writing=writing, quota=_quota(None) if quota is None else quota)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+@contextmanager
+def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
+    with bytes_bar() as show_bar:
+        yield lambda done, total: show_bar(what, done, total)
+
+
+def _model_for(inventory: "Inventory", export: Any) -> "ModelEntry":
+    """The model whose KV it is. Raises StoreError naming it if it has not run here."""
+    for entry in inventory.models:
+        if entry.ids is not None and (entry.ids.weights_id, entry.ids.numerics_id, entry.ids.layout.digest) == (
+            export.weights_id, export.numerics_id, export.layout,
+        ):  # fmt: skip
+            return entry
+    known = ", ".join(entry.described for entry in inventory.models) or "none"
+    raise StoreError(
+        f"{export.path}: {export.needs}, which has not run here; known are: {known}. "
+        "Say something to that model once (everwarm generate MODEL --prompt Hello), then import again"
+    )
+
+
+def _quota(flag: str | None) -> int:
+    size = config.resolve({"warm_quota": flag})["warm_quota"].value
+    if not isinstance(size, config.Share):
+        return int(str(size))
+    place = next(path for path in (_root(), *_root().absolute().parents) if path.exists())
+    return int(size.fraction * shutil.disk_usage(place).free)
+
+
+def _age_s(flag: str | None) -> float:
+    return 86400.0 * int(str(config.resolve({"warm_age": flag})["warm_age"].value))
+
+
+def _totals(inventory: "Inventory", found: Sequence["AgentEntry"]) -> dict[str, int]:
+    models = inventory.models
+    return {
+        "agents": len(found),
+        "anonymous": sum(agent.manifest.anonymous for agent in found),
+        "blocks": sum(len(entry.blocks) for entry in models),
+        "unowned_blocks": sum(len(entry.unowned) for entry in models),
+        "bytes": inventory.size_bytes,
+        "quota_bytes": _quota(None),
+        "quarantined": inventory.quarantined,
+        "quarantined_bytes": inventory.quarantined_bytes,
+        "unreadable": sum(len(entry.unreadable) for entry in models),
+        "other_versions": sum(len(entry.other_versions) for entry in models),
+    }
+
+
+def _tell(moved: Any, as_json: bool, word: str) -> None:
+    if as_json:
+        print_json(asdict(moved))
+        return
+    lost = (
+        f"; {count_of(moved.lost_blocks, 'block')} were lost, their tokens are computed again"
+        if moved.lost_blocks
+        else ""
+    )
+    err.print(
+        Text(
+            printable(
+                f"{word} {moved.agent} of {moved.model}: {count_of(moved.tokens, 'token')}, "
+                f"{count_of(moved.blocks, 'block')}, {human_bytes(moved.size_bytes)}{lost}"
+            )
+        )
+    )
+    if word == "exported":
+        out.print(moved.path, markup=False)

@@ -1,0 +1,244 @@
+"""Agents over HTTP: what there is, and what can be done with one. A tenant sees its own; others' are a 404.
+
+Everything that touches files or waits for a turn runs on a thread. Names of agents are any text, percent-encoded in the
+path.
+"""
+
+import asyncio
+import os
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Annotated, TypeVar
+from urllib.parse import quote
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import Response, StreamingResponse
+from pydantic import BaseModel, ConfigDict, Field
+
+from everwarm.errors import StoreError
+from everwarm.kv.store import Agent, AgentStore, check_name
+from everwarm.kv.tiers import whereabouts
+from everwarm.server.content import Json
+from everwarm.server.errors import ApiError
+from everwarm.server.serving import Serving
+
+T = TypeVar("T")
+
+MOST_LISTED = 10_000
+_CHUNK = 1 << 20
+
+
+class Fork(BaseModel):
+    """`POST /v1/agents/{id}/fork`."""
+
+    model_config = ConfigDict(extra="forbid")
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class Pin(BaseModel):
+    """`POST /v1/agents/{id}/pin`."""
+
+    model_config = ConfigDict(extra="forbid")
+    pinned: bool = True
+
+
+def router(serving: Serving) -> APIRouter:
+    """The routes. Those that end in a verb come before those that end in a name."""
+    api = APIRouter(prefix="/v1/agents")
+    agents = _Agents(serving)
+
+    @api.get("")
+    async def listed(
+        request: Request,
+        everything: Annotated[bool, Query(alias="all", description="Conversations without a name, too.")] = False,
+        limit: Annotated[int, Query(ge=1, le=MOST_LISTED)] = 1000,
+    ) -> Json:
+        """The tenant's agents, the latest used first."""
+        tenant = serving.tenant(request)
+        return await asyncio.to_thread(agents.listed, tenant, everything, limit)
+
+    @api.post("/import", status_code=201)
+    async def import_(
+        request: Request,
+        name: Annotated[str | None, Query(max_length=256, description="Another name than it had.")] = None,
+        trust: Annotated[bool, Query(description="Share its blocks with the tenant's other agents.")] = False,
+    ) -> Json:
+        """Take in an agent that was exported; the file is the body. Its blocks are its own, unless it is trusted."""
+        tenant = serving.tenant(request)
+        return await agents.import_(request, name, tenant, trust)
+
+    @api.post("/{name:path}/fork", status_code=201)
+    async def fork(name: str, asked: Fork, request: Request) -> Json:
+        """Another agent with the same history."""
+        tenant = serving.tenant(request)
+        check_name(asked.name, "agent")
+        await agents.change(name, tenant, lambda store: store.fork(name, asked.name, tenant))
+        return await agents.described(asked.name, tenant)
+
+    @api.post("/{name:path}/pin")
+    async def pin(name: str, request: Request, asked: Pin | None = None) -> Json:
+        """Keep its blocks where they are, or no longer."""
+        tenant = serving.tenant(request)
+        pinned = asked is None or asked.pinned
+        await agents.change(name, tenant, lambda store: store.pin(name, pinned, tenant))
+        return await agents.described(name, tenant)
+
+    @api.post("/{name:path}/warm")
+    async def warm(name: str, request: Request) -> Json:
+        """Bring its blocks into memory ahead of its next turn."""
+        tenant = serving.tenant(request)
+        return await asyncio.to_thread(agents.warm, name, tenant)
+
+    @api.post("/{name:path}/export", response_class=Response)
+    async def export(name: str, request: Request) -> Response:
+        """The agent as a file, for a server with the same model."""
+        tenant = serving.tenant(request)
+        return await agents.export(name, tenant)
+
+    @api.get("/{name:path}")
+    async def one(name: str, request: Request) -> Json:
+        """One agent."""
+        return await agents.described(name, serving.tenant(request))
+
+    @api.delete("/{name:path}")
+    async def delete(name: str, request: Request, evict_only: bool = False) -> Json:
+        """Remove it; or only drop it from memory, so that its next turn is warm."""
+        tenant = serving.tenant(request)
+        if evict_only:
+            freed = await agents.change(name, tenant, lambda store: store.evict(name, tenant))
+            return await agents.described(name, tenant) | {"freed_bytes": freed}
+        await agents.change(name, tenant, lambda store: store.delete(name, tenant))
+        return {"id": name, "object": "agent.deleted", "deleted": True}
+
+    return api
+
+
+class _Agents:
+    """What the routes do."""
+
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
+
+    @property
+    def _store(self) -> AgentStore:
+        return self._serving.llm.agents
+
+    def listed(self, tenant: str, everything: bool, limit: int) -> Json:
+        store = self._store
+        with store.lock:
+            found = [
+                agent
+                for agent in store.agents.values()
+                if agent.tenant == tenant
+                and (agent.generation or agent.unsaved)
+                and (everything or not agent.anonymous)
+            ]
+        found.sort(key=lambda agent: -agent.used)
+        data = [self._json(agent) for agent in found[:limit]]
+        return {"object": "list", "data": data, "has_more": len(found) > limit}
+
+    async def described(self, name: str, tenant: str) -> Json:
+        return await asyncio.to_thread(lambda: self._json(self._find(name, tenant)))
+
+    async def change(self, name: str, tenant: str, act: Callable[[AgentStore], T]) -> T:
+        """Do something that needs the agent's turn. As long as it talks no thread is kept waiting."""
+        agent = await asyncio.to_thread(self._find, name, tenant)
+        try:
+            async with asyncio.timeout(self._serving.limits.timeout_s):
+                while agent.turn.locked():
+                    await asyncio.sleep(0.02)
+        except TimeoutError:
+            raise ApiError(409, f"agent {name!r} was talking all the time; try again later") from None
+        return await asyncio.to_thread(lambda: _clear(lambda: act(self._store)))
+
+    def warm(self, name: str, tenant: str) -> Json:
+        llm, agent = self._serving.llm, self._find(name, tenant)
+        with llm.room(agent.kv_tokens, 0, lambda: self._serving.draining):
+            done = _clear(lambda: self._store.warm_up(name, tenant))
+        return self._json(agent) | {
+            "tier": done.tier,
+            "cached_tokens": done.cached_tokens,
+            "restored_blocks": done.restored_blocks,
+            "restored_bytes": done.restored_bytes,
+            "restore_s": done.restore_s,
+            "reason": done.reason,
+        }
+
+    async def export(self, name: str, tenant: str) -> Response:
+        def write() -> tuple[int, int]:
+            """The descriptor of a file that has no name any more: it goes with whoever reads it."""
+            self._find(name, tenant)
+            with tempfile.TemporaryDirectory(prefix="everwarm-") as folder:
+                path = Path(folder) / "agent"
+                _clear(lambda: self._store.export(name, path, tenant), path)
+                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            return descriptor, os.fstat(descriptor).st_size
+
+        descriptor, size = await asyncio.to_thread(write)
+        headers = {
+            "Content-Length": str(size),
+            "Content-Disposition": f"attachment; filename*=UTF-8''{quote(name, safe='')}.everwarm",
+        }
+        return StreamingResponse(_sent(descriptor), media_type="application/octet-stream", headers=headers)
+
+    async def import_(self, request: Request, name: str | None, tenant: str, trust: bool) -> Json:
+        store = await asyncio.to_thread(lambda: self._store)
+        if name is not None:
+            check_name(name, "agent")
+        with tempfile.TemporaryDirectory(prefix="everwarm-") as folder:
+            path, size = Path(folder) / "upload", 0
+            with path.open("wb") as file:
+                async for chunk in request.stream():
+                    size += len(chunk)
+                    if size > store.warm.quota:
+                        raise ApiError(413, f"more than the quota of {store.warm.quota:,} bytes: nothing was imported")
+                    await asyncio.to_thread(file.write, chunk)
+            moved = await asyncio.to_thread(
+                lambda: _clear(lambda: store.import_(path, name, tenant, trust=trust), path)
+            )
+        return await self.described(moved.agent, tenant)
+
+    def _find(self, name: str, tenant: str) -> Agent:
+        try:
+            return self._store.find(name, tenant)
+        except StoreError as error:
+            raise ApiError(404, str(error)) from None
+
+    def _json(self, agent: Agent) -> Json:
+        at = whereabouts(self._store, agent)
+        return {
+            "id": agent.name,
+            "object": "agent",
+            "model": self._serving.name,
+            "group": agent.group or None,
+            "anonymous": agent.anonymous,
+            "pinned": agent.pinned,
+            "generation": agent.generation,
+            "tokens": agent.tokens,
+            "cached_tokens": at.tokens,
+            "tier": at.tier,
+            "hot_bytes": at.hot_bytes,
+            "warm_bytes": at.warm_bytes,
+            "saved": agent.unsaved is None,
+            "talking": agent.turn.locked(),
+            "created_at": agent.created,
+            "last_used_at": agent.used,
+        }
+
+
+def _clear(act: Callable[[], T], path: Path | None = None) -> T:
+    """What the store refuses, told without the names of our own files."""
+    try:
+        return act()
+    except StoreError as error:
+        text = str(error).replace(f"{path}: ", "").replace(str(path), "the file") if path else str(error)
+        if "no such agent" in text:
+            raise ApiError(404, text) from None
+        raise ApiError(409 if "exists already" in text else 400, text) from None
+
+
+async def _sent(descriptor: int) -> AsyncIterator[bytes]:
+    with os.fdopen(descriptor, "rb") as file:
+        while chunk := await asyncio.to_thread(file.read, _CHUNK):
+            yield chunk

@@ -1,0 +1,106 @@
+"""What is true before a route sees a request: a key where one is needed, a body of bounded size, JSON that is JSON.
+
+A body is read here, up to the limit, whether or not its length was announced; a JSON one goes through a strict parser
+first, which knows no NaN, no halves of characters, no bytes that are not UTF-8, and a depth of at most 200. What the
+routes get is what the client sent.
+"""
+
+import asyncio
+import re
+
+from fastapi import Request
+from pydantic_core import from_json
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from everwarm.server.errors import ApiError, response
+from everwarm.server.serving import Serving
+
+OPEN = frozenset({"/health"})
+"""Paths that answer without a key."""
+
+STREAMED = re.compile(r"/v1/agents/import/?")
+"""Paths that read their own, larger bodies as they come."""
+
+MOST_VALUES = 500_000
+"""Commas and brackets in a body: each may become an object in memory, many times its size on the wire."""
+
+BODY_S = 60.0
+"""How long a client may take to send its body."""
+
+
+class Guard:
+    """ASGI middleware: refuses what no route should see."""
+
+    def __init__(self, app: ASGIApp, serving: Serving) -> None:
+        self._app = app
+        self._serving = serving
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        path = scope["path"]
+        try:
+            if path not in OPEN:
+                self._serving.tenant(Request(scope))
+            if not STREAMED.fullmatch(path):
+                body = await self._read(Request(scope), receive)
+                if body and _is_json(scope):
+                    _check(body)
+                receive = _again(body, receive)
+        except ApiError as error:
+            refusal = response(error, path)
+            refusal.headers["Connection"] = "close"  # the rest of the body is not read
+            await refusal(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    async def _read(self, request: Request, receive: Receive) -> bytes:
+        most = self._serving.limits.most_body_bytes
+        announced = request.headers.get("content-length", "")
+        if announced.isdecimal() and int(announced[:20]) > most:
+            raise ApiError(413, f"the body has {announced[:20]} bytes, the limit is {most:,}")
+        parts, size = [], 0
+        try:
+            async with asyncio.timeout(BODY_S):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise ApiError(499, "the client has gone")
+                    parts.append(message.get("body", b""))
+                    size += len(parts[-1])
+                    if size > most:
+                        raise ApiError(413, f"the body has more than {most:,} bytes, which is the limit")
+                    if not message.get("more_body", False):
+                        return b"".join(parts)
+        except TimeoutError:
+            raise ApiError(408, f"the body did not come within {BODY_S:g} s", "timeout_error") from None
+
+
+def _is_json(scope: Scope) -> bool:
+    kind = dict(scope["headers"]).get(b"content-type", b"").partition(b";")[0].strip().lower()
+    return not kind or kind == b"application/json" or kind.endswith(b"+json")
+
+
+def _check(body: bytes) -> None:
+    values = body.count(b",") + body.count(b"[") + body.count(b"{")
+    if values > MOST_VALUES:
+        raise ApiError(413, f"the body has {values:,} commas and brackets, the limit is {MOST_VALUES:,}")
+    try:
+        from_json(body, allow_inf_nan=False, cache_strings="none")
+    except ValueError as error:
+        raise ApiError(400, f"the body is not valid JSON: {error}") from None
+
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    """The body, once more; then whatever the client does next."""
+    given = False
+
+    async def once() -> Message:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return once

@@ -1,0 +1,174 @@
+"""One line per request: who asked, what was reused, how fast it went. Never what was said.
+
+The line is made by the outermost middleware, so that every request has one, also those that no route has seen; a route
+that generates adds what became of its answer (`attach`).
+"""
+
+import json
+import logging
+import re
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from everwarm.server.serving import Done, Serving
+
+_log = logging.getLogger("everwarm.request")
+
+QUIET = frozenset({"/health", "/metrics"})
+"""Asked every few seconds by machines; logged only when something is wrong, or in debug."""
+
+_PLAIN = re.compile(r"[\w.:/@+-]+", re.ASCII)
+
+
+@dataclass(slots=True)
+class Line:
+    """A request, from its first byte to its last."""
+
+    id: str
+    method: str
+    path: str
+    route: str = "unmatched"  # as the schema writes it
+    status: int = 0
+    total_s: float = 0.0
+    done: Done | None = None
+    weight_hit_rate: float | None = None  # of what all requests used while this one ran
+    weight_misses: int = 0
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        done = self.done
+        if done is None or done.ttft_s is None or done.completion_tokens < 2 or done.total_s <= done.ttft_s:
+            return None
+        return (done.completion_tokens - 1) / (done.total_s - done.ttft_s)
+
+    def fields(self) -> dict[str, Any]:
+        """What is written, in its order."""
+        said: dict[str, Any] = {"id": self.id, "method": self.method, "route": self.route, "status": self.status}
+        if (done := self.done) is not None:
+            said |= {
+                "tenant": done.tenant,
+                "agent": done.agent,
+                "prompt_tokens": done.prompt_tokens,
+                "cached_tokens": done.cached_tokens,
+                "completion_tokens": done.completion_tokens,
+                "tier": done.tier,
+                "reason": done.reason,
+                "ttft_s": _rounded(done.ttft_s),
+                "tok_s": _rounded(self.tokens_per_s, 1),
+                "finish": done.finish,
+                "weight_hit_rate": _rounded(self.weight_hit_rate),
+                "weight_misses": self.weight_misses,
+            }
+        return said | {"total_s": _rounded(self.total_s)}
+
+
+_current: ContextVar[Line | None] = ContextVar("everwarm_request", default=None)
+
+
+def attach(done: Done) -> None:
+    """What became of the answer to the request that runs in this context."""
+    if (line := _current.get()) is not None:
+        line.done = done
+
+
+class RequestLog:
+    """ASGI middleware: gives each request an id, and tells `observe` and the log what became of it."""
+
+    def __init__(self, app: ASGIApp, serving: Serving, observe: Callable[[Line], None]) -> None:
+        self._app = app
+        self._serving = serving
+        self._observe = observe
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        line = Line(uuid.uuid4().hex, scope["method"], scope["path"])
+        started, before = time.perf_counter(), self._serving.llm.weights.totals()
+
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                line.status = message["status"]
+                headers = MutableHeaders(scope=message)
+                line.id = headers.get("X-Request-Id", line.id)
+                headers["X-Request-Id"] = headers["Request-Id"] = line.id  # OpenAI's and Anthropic's clients read them
+            await send(message)
+
+        token = _current.set(line)
+        try:
+            await self._app(scope, receive, sending)
+        except Exception:
+            line.status = 500
+            raise
+        finally:
+            _current.reset(token)
+            self._finish(line, scope, time.perf_counter() - started, before)
+
+    def _finish(self, line: Line, scope: Scope, total_s: float, before: Any) -> None:
+        line.total_s = total_s
+        line.route = getattr(scope.get("route"), "path", line.route)
+        if line.done is not None:
+            used = self._serving.llm.weights.totals() - before
+            line.weight_hit_rate, line.weight_misses = (used.hit_rate if used.uses else None), used.misses
+            if line.status in (0, 200):  # it failed after the first byte, or before it, when the client had gone
+                line.status = line.done.status
+        line.status = line.status or 499
+        self._observe(line)
+        level = logging.DEBUG if line.path in QUIET and line.status < 400 else logging.INFO
+        _log.log(level, "%s", _Text(line), extra={"fields": line.fields()})
+
+
+class _Text:
+    """Made only if someone reads it."""
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+
+    def __str__(self) -> str:
+        return " ".join(f"{name}={_plain(value)}" for name, value in self._line.fields().items())
+
+
+class JsonFormatter(logging.Formatter):
+    """One object per line, of any logger."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        said: dict[str, Any] = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+        }
+        fields = getattr(record, "fields", None)
+        said |= fields if isinstance(fields, dict) else {"message": record.getMessage()}
+        if record.exc_info:
+            said["exception"] = self.formatException(record.exc_info)
+        return json.dumps(said, default=str)
+
+
+def configure(form: str) -> None:
+    """Send the logs of everwarm and uvicorn to stderr as `text` or `json`."""
+    handler = logging.StreamHandler(sys.stderr)
+    text = logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s")
+    handler.setFormatter(JsonFormatter() if form == "json" else text)
+    for name, level in (("everwarm", logging.INFO), ("uvicorn", logging.WARNING)):
+        logger = logging.getLogger(name)
+        logger.handlers = [handler]
+        logger.setLevel(level)
+        logger.propagate = False
+
+
+def _rounded(value: float | None, digits: int = 4) -> float | None:
+    return None if value is None else round(value, digits)
+
+
+def _plain(value: object) -> str:
+    """One word; what could be taken for something else is quoted."""
+    text = "-" if value is None or value == "" else str(value)
+    return text if _PLAIN.fullmatch(text) else json.dumps(text)

@@ -1,0 +1,193 @@
+"""Metrics for Prometheus: what each request took, told as it ends, and what the caches hold, asked when scraped.
+
+Everything has the prefix everwarm_ and base units. No label holds a name that a client has chosen.
+"""
+
+from collections.abc import Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from everwarm.server.log import Line
+from everwarm.server.serving import Serving
+
+_FIRST = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60)
+_BETWEEN = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.5, 1, 5)
+_SIZES = (1, 2, 4, 8, 16, 32, 64)
+_STEPS = (0, 1, 2, 4)
+
+_REASONS = (
+    ("exact", "exact"),
+    ("extended", "extended"),
+    ("diverged at", "diverged"),
+    ("prefix of another history", "shared"),
+    ("no such agent", "new"),
+    ("no prefix of it is known", "new"),
+    ("other ", "incompatible"),
+    ("its manifest", "incompatible"),
+    ("evicted by quota", "evicted"),
+    ("dropped from memory", "evicted"),
+    ("the store is switched off", "evicted"),
+    ("computing is faster", "recomputed"),
+    ("KV budget", "recomputed"),
+    ("nothing was looked up", "off"),
+)
+
+
+def reason_class(reason: str) -> str:
+    """The reason of a receipt as one of few words: those are labels, its details are not."""
+    for beginning, name in _REASONS:
+        if reason.startswith(beginning):
+            return name
+    return "lost" if reason else "none"  # a damaged file, a disk that can't be read
+
+
+class Metrics(Collector):
+    """All metrics of one served model."""
+
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
+        self._registry = registry = CollectorRegistry()
+        ProcessCollector(namespace="everwarm", registry=registry)
+        self._requests = Counter(
+            "everwarm_requests", "Requests by route and status.", ("route", "status"), registry=registry
+        )
+        self._first = Histogram(
+            "everwarm_time_to_first_token_seconds", "From the request to its first token, by tier of its prefix.",
+            ("tier",), buckets=_FIRST, registry=registry,
+        )  # fmt: skip
+        self._between = Histogram(
+            "everwarm_inter_token_seconds", "From one token of an answer to the next.",
+            buckets=_BETWEEN, registry=registry,
+        )  # fmt: skip
+        self._tokens = Counter(
+            "everwarm_tokens", "Tokens of prompts, of these not computed again (cached), and of answers.", ("kind",),
+            registry=registry,
+        )  # fmt: skip
+        self._lookups = Counter(
+            "everwarm_lookups", "Prefixes looked up, by tier and class of reason.", ("tier", "reason"),
+            registry=registry,
+        )  # fmt: skip
+        self._gone = Counter("everwarm_cancelled_requests", "Requests whose client went away.", registry=registry)
+        for kind in ("prompt", "cached", "completion"):
+            self._tokens.labels(kind)
+        registry.register(self)
+
+    def observe(self, line: Line) -> None:
+        """A request is over."""
+        self._requests.labels(line.route, str(line.status)).inc()
+        if line.status == 499:
+            self._gone.inc()
+        if (done := line.done) is None:
+            return
+        if done.ttft_s is not None:
+            self._first.labels(done.tier or "none").observe(done.ttft_s)
+        for seconds in done.inter_token_s:
+            self._between.observe(seconds)
+        self._tokens.labels("prompt").inc(done.prompt_tokens)
+        self._tokens.labels("cached").inc(done.cached_tokens)
+        self._tokens.labels("completion").inc(done.completion_tokens)
+        if done.tier:
+            self._lookups.labels(done.tier, reason_class(done.reason)).inc()
+
+    def text(self) -> bytes:
+        """All of it, as Prometheus reads it."""
+        return generate_latest(self._registry)
+
+    def describe(self) -> list[Metric]:
+        return []  # known only when asked; prometheus_client would ask before there is anything
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._engine()
+        yield from self._weights()
+        yield from self._store()
+
+    def _engine(self) -> Iterator[Metric]:
+        serving, engine = self._serving, self._serving.llm.engine
+        yield _gauge("requests_active", "Requests that run or wait.", serving.active)
+        yield _gauge("requests_limit", "Requests that may run or wait; more get 429.", serving.limits.most_queued)
+        yield _gauge("sequences_running", "Sequences in the batch.", engine.running)
+        yield _gauge("sequences_waiting", "Sequences that wait for room in the KV budget.", serving.llm.waiting)
+        yield _counter("engine_steps", "Batches computed.", engine.steps)
+        yield _counter("preemptions", "Sequences that gave up their memory to others for a while.", engine.preemptions)
+        yield _histogram("batch_size", "Sequences in a step.", engine.batch_sizes, _SIZES)
+        yield _histogram(
+            "cancel_wait_steps", "Steps from the cancellation of a sequence until its blocks were free.",
+            engine.cancel_waits, _STEPS,
+        )  # fmt: skip
+
+    def _weights(self) -> Iterator[Metric]:
+        stats = self._serving.llm.weights.stats()
+        info = {"instance": stats.instance, "policy": stats.policy, "mapped": str(stats.mapped).lower()}
+        yield InfoMetricFamily("everwarm_weight_cache", "The weight cache; its instance never changes.", info)
+        for name in ("hits", "prefetch_hits", "misses", "evictions", "unexpected_misses"):
+            yield _counter(f"weight_cache_{name}", f"{name.replace('_', ' ').capitalize()}.", getattr(stats, name))
+        yield _counter("weight_cache_stall_seconds", "The computation waited for weights.", stats.stall_s)
+        yield _gauge("weight_cache_hit_ratio", "Of uses since the start, served from memory.", stats.hit_rate)
+        yield _gauge("weight_cache_resident_bytes", "Held in memory.", stats.resident_bytes)
+        yield _gauge("weight_cache_pinned_bytes", "Of these exempt from eviction.", stats.pinned_bytes)
+        yield _gauge("weight_cache_budget_bytes", "What it may hold.", stats.budget)
+        yield _gauge("weight_cache_model_bytes", "All weights of the model.", stats.total_bytes)
+
+    def _store(self) -> Iterator[Metric]:
+        store = self._serving.llm.agents
+        pool, counters, seconds = store.pool, store.counters, store.seconds
+        held = GaugeMetricFamily("everwarm_tier_bytes", "Bytes of keys and values, by tier.", labels=["tier"])
+        most = GaugeMetricFamily("everwarm_tier_budget_bytes", "What a tier may hold.", labels=["tier"])
+        for tier, now, limit in (
+            ("hot", pool.bytes_in_use, pool.budget),
+            ("warm", store.warm.bytes + store.warm.other_bytes, store.warm.quota),
+        ):
+            held.add_metric([tier], now)
+            if limit is not None:
+                most.add_metric([tier], limit)
+        yield held
+        yield most
+        evicted = CounterMetricFamily("everwarm_evicted_blocks", "Blocks let go, by tier.", labels=["tier"])
+        for tier in ("hot", "warm"):
+            evicted.add_metric([tier], counters[f"{tier}_evictions"])
+        yield evicted
+        with store.lock:
+            agents, known = len(store.agents), sum(node.block is not None for node in store.tree.nodes.values())
+        yield _gauge("agents", "Known agents of all tenants, with and without a name.", agents)
+        yield _gauge("blocks_in_use", "Blocks in memory, of running sequences and kept.", pool.in_use)
+        yield _gauge("blocks_kept", "Of these known by their content: kept for the next turn.", known)
+        yield _gauge("store_read_only", "1 if agents are not saved.", int(bool(store.read_only)))
+        yield _gauge("quarantined_files", "Damaged files set aside.", store.warm.quarantined)
+        for name, help_text in (
+            ("corrupt", "Blocks and manifests that were damaged, and not used."),
+            ("save_errors", "Turns and blocks that could not be saved."),
+            ("read_errors", "Files that could not be read."),
+            ("commits", "Turns saved."),
+            ("saved_blocks", "Blocks written."),
+            ("restored_blocks", "Blocks read back."),
+            ("restored_bytes", "Bytes read back."),
+        ):
+            yield _counter(name if name != "corrupt" else "corrupt_blocks", help_text, counters[name])
+        saved = counters["saved_bytes"] + counters["saved_tail_bytes"] + counters["manifest_bytes"]
+        yield _counter("saved_bytes", "Bytes written.", saved)
+        yield _counter("save_seconds", "Spent writing, beside the computation.", seconds.get("save", 0.0))
+        yield _counter("restore_seconds", "Spent reading back.", seconds.get("restore", 0.0))
+
+
+def _gauge(name: str, help_text: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"everwarm_{name}", help_text, value)
+
+
+def _counter(name: str, help_text: str, value: float) -> Metric:
+    return CounterMetricFamily(f"everwarm_{name}", help_text, value)
+
+
+def _histogram(name: str, help_text: str, counts: Mapping[int, int], bounds: tuple[int, ...]) -> Metric:
+    counts = dict(counts)
+    buckets = [(str(float(most)), float(sum(n for size, n in counts.items() if size <= most))) for most in bounds]
+    buckets.append(("+Inf", float(sum(counts.values()))))
+    total = sum(size * n for size, n in counts.items())
+    return HistogramMetricFamily(f"everwarm_{name}", help_text, buckets=buckets, sum_value=float(total))

@@ -1,0 +1,31 @@
+"""For those who run the server: is it well, what is it doing."""
+
+from typing import Any
+
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from everwarm.server.metrics import Metrics
+from everwarm.server.serving import Serving
+
+
+def router(serving: Serving, metrics: Metrics) -> APIRouter:
+    """The routes. Keys are asked for by `limits.Guard`: of all paths but /health."""
+    api = APIRouter(tags=["operations"])
+
+    @api.get("/health", response_model=dict[str, Any])
+    async def health() -> JSONResponse:
+        """200 when requests are taken; 503 while the model is being loaded, or the server is about to end."""
+        if serving.draining:
+            stopping = {"status": "stopping", "model": serving.name, "requests": serving.active}
+            return JSONResponse(stopping, 503, {"Retry-After": "5"})
+        return JSONResponse({"status": "ok", "model": serving.name})
+
+    # Not asynchronous: what it asks takes locks.
+    @api.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+    def scrape() -> Response:
+        """Metrics in Prometheus' text format."""
+        return Response(metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+    return api

@@ -1,0 +1,304 @@
+"""The agent store under eight threads, and under any sequence of operations, against a dict of histories.
+
+The dict says what each agent has heard and said; it is changed while the agent's turn is owned. Whatever happens in
+which order: a turn begins with the history in the dict, what it finds in a cache are the bytes that computing would
+have given (`kv.fake`), and the store's counts are what its agents and its files say (`check_store`).
+"""
+
+import faulthandler
+import random
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from everwarm.errors import CapacityError, StoreError
+from everwarm.kv.files import Files
+from everwarm.kv.pool import BlockPool, HeapBlocks
+from everwarm.kv.store import Agent, AgentStore
+from everwarm.types import Run
+from kv.fake import BLOCK_TOKENS, CAPACITY, TOKEN_BYTES, check, compute, model_ids
+
+FILE_BYTES = 4096 + BLOCK_TOKENS * TOKEN_BYTES
+LONGEST = 9 * BLOCK_TOKENS
+
+
+class QuickFiles(Files):
+    """Without the waits for a disk: order and crashes are tested elsewhere."""
+
+    def sync(self, descriptor: int) -> None:
+        pass
+
+    def sync_directory(self, path: Path) -> None:
+        pass
+
+
+class Watched(AgentStore):
+    """A store that keeps a dict of histories beside itself."""
+
+    def __init__(self, root: Path, budget_blocks: int, quota: int, histories: dict[str, list[int]]) -> None:
+        memory = HeapBlocks(BLOCK_TOKENS, BLOCK_TOKENS * TOKEN_BYTES)
+        pool = BlockPool(memory, budget_blocks * memory.block_bytes)
+        self.histories = histories
+        self.acting = threading.local()  # what this thread is about to do to an agent
+        super().__init__(pool, model_ids(), root, quota=quota, restore="always", files=QuickFiles())
+        pool.index_bytes = lambda: 0  # the blocks of the fake model are smaller than what is needed to find them
+
+    def end_turn(self, agent: Agent) -> None:
+        """The last moment at which the agent's turn is owned."""
+        deed, name, source = getattr(self.acting, "deed", ("", "", ""))
+        if deed == "delete" and name == agent.name and not agent.generation:
+            self.histories.pop(name, None)
+        if deed == "fork" and name == agent.name and agent.generation:
+            self.histories[name] = list(self.histories[source])
+        super().end_turn(agent)
+
+    @contextmanager
+    def deed(self, *words: str) -> Iterator[None]:
+        self.acting.deed = words
+        try:
+            yield
+        finally:
+            self.acting.deed = ("", "", "")
+
+
+def talk(store: Watched, name: str, draw: random.Random, deed: str) -> None:
+    """One turn: go on, say it again, change the middle or begin anew; then commit or abandon it."""
+    with store.open_turn(name, CAPACITY) as turn:
+        known = turn.history.ids
+        assert known == store.histories.get(name, []), f"{name}: not the history that it left behind"
+        prompt = changed(known, draw, deed)
+        turn.acquire(prompt)
+        check(turn, prompt)
+        answer = [draw.randrange(9) for _ in range(draw.randrange(1, 12))]
+        history = [*prompt, *answer]
+        for token in answer:
+            turn.append([token])
+        compute(turn, history[:-1], chunk=draw.choice([1, 5, 20]))
+        check(turn, history)
+        if deed == "abandon":
+            return
+        receipt = turn.commit((Run(str(history), False, len(history)),))
+        assert receipt.committed or receipt.error
+        store.histories[name] = history
+
+
+def say_something(store: Watched, draw: random.Random) -> None:
+    """A turn without a name."""
+    prompt = [draw.randrange(3)] * draw.choice([4, 8, 20]) + [draw.randrange(50)]
+    with store.open_turn(None, CAPACITY) as turn:
+        turn.acquire(prompt)
+        check(turn, prompt)
+        compute(turn, prompt)
+        receipt = turn.commit((Run(str(prompt), False, len(prompt)),))
+        store.histories[receipt.agent] = prompt
+
+
+def changed(known: list[int], draw: random.Random, deed: str) -> list[int]:
+    """A prompt. Few different tokens, so that agents share beginnings by chance."""
+    if deed == "again" and known:
+        return known
+    if deed == "edit" and known:
+        known = known[: draw.randrange(len(known))]
+    if len(known) > LONGEST:
+        known = []
+    new = [draw.randrange(3)] * draw.choice([1, 4, 8, 16, 30])
+    return [*known, *new]
+
+
+def act(store: Watched, name: str, other: str, deed: str, draw: random.Random) -> None:
+    """Any operation. It may be refused, for want of an agent or of room; then nothing has happened."""
+    try:
+        match deed:
+            case "evict":
+                store.evict(name)
+            case "pin" | "unpin":
+                store.pin(name, deed == "pin")
+            case "delete":
+                with store.deed("delete", name, ""):
+                    store.delete(name)
+            case "anonymous":
+                say_something(store, draw)
+            case "fork":
+                with store.deed("fork", other, name):
+                    store.fork(name, other)
+            case _:
+                talk(store, name, draw, deed)
+    except CapacityError:
+        store.counters["test_no_room"] += 1
+    except StoreError as error:
+        said = str(error)
+        assert "no such agent" in said or "exists already" in said or "quota" in said, said
+
+
+def check_store(store: Watched) -> None:
+    """Everything that is counted, counted again. Nobody has a turn."""
+    store.flush()
+    nodes = [node for node in store.tree.nodes.values() if node.parent is not None]
+    for node in nodes:
+        assert (node.claims, node.writing) == (0, False)
+        assert node.parent is not None
+        assert store.tree.nodes[node.parent.key] is node.parent
+        assert sum(child is node for child in node.parent.children) == 1
+        assert node.children == sorted(node.children, key=lambda child: child.tokens)
+        assert node.available or node.owned or node.children, "nothing speaks for it"
+    for what, counted in (
+        ("named", [agent for agent in store.agents.values() if not agent.anonymous]),
+        ("anonymous", [agent for agent in store.agents.values() if agent.anonymous]),
+        ("pinned", [agent for agent in store.agents.values() if agent.pinned]),
+    ):
+        owners = Counter(node.key for agent in counted for node in agent.chain())
+        assert {node.key: getattr(node, what) for node in nodes if getattr(node, what)} == dict(owners)
+    hot = [node for node in nodes if node.block is not None]
+    assert all(store.pool.owners(node.block) == 1 for node in hot if node.block is not None)
+    assert store.pool.in_use == len({node.block for node in hot}) == len(hot) == len(store.hot)
+    assert store.pool.memory.in_use == store.pool.in_use
+    assert store.pool.most_blocks is not None
+    assert store.pool.in_use <= store.pool.most_blocks
+    assert store.disk is not None
+    blocks = {path.stem: path.stat().st_size for path in (store.disk.path / "blocks").iterdir()}
+    manifests = {path.name: path.stat().st_size for path in (store.disk.path / "manifests").iterdir()}
+    known = {node.key for node in nodes if node.on_disk}
+    assert not known & store.warm.garbage
+    assert {key.hex() for key in known | store.warm.garbage} == set(blocks)
+    assert store.warm.bytes == sum(blocks.values()) + sum(manifests.values())
+    assert len(store.warm.recency) == len(known)
+    assert store.warm.bytes + store.warm.other_bytes <= store.warm.quota
+    assert sum(agent.manifest_bytes for agent in store.agents.values()) == sum(manifests.values())
+    gone = set(store.histories) - {name for _, name in store.agents}
+    assert all(name.startswith("anonymous") for name in gone)  # the quota may have taken them
+    for (_, name), agent in store.agents.items():
+        assert store.history(agent).ids == store.histories[name]
+        assert (agent.waiting, agent.turn.locked()) == (0, False)
+
+
+NAMES = [f"agent {number}" for number in range(6)]
+DEEDS = [*["go on"] * 6, "again", "edit", "edit", "abandon", "evict", "evict", "fork", "delete", "pin", "unpin"]
+DEEDS += ["anonymous"] * 3
+
+
+@pytest.fixture
+def hurried() -> Iterator[None]:
+    """Threads change places a thousand times more often than they do by default."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(5e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.parametrize(
+    ("seed", "budget_blocks", "quota_blocks"), [(0, 60, 1000), (1, 20, 1000), (2, 60, 40), (3, 20, 30), (4, 14, 24)]
+)
+@pytest.mark.usefixtures("hurried")
+def test_eight_threads_leave_what_their_turns_said_and_no_block_behind(
+    tmp_path: Path, seed: int, budget_blocks: int, quota_blocks: int
+) -> None:
+    histories: dict[str, list[int]] = {}
+    store = Watched(tmp_path, budget_blocks, quota_blocks * FILE_BYTES, histories)
+    failures: list[BaseException] = []
+
+    def work(number: int) -> None:
+        draw = random.Random(100 * seed + number)
+        try:
+            for _ in range(60):
+                if failures:
+                    return
+                act(store, draw.choice(NAMES), draw.choice(NAMES), draw.choice(DEEDS), draw)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        if thread.is_alive():
+            faulthandler.dump_traceback(all_threads=True)
+            pytest.fail("a deadlock: see the stacks above")
+    if failures:
+        raise failures[0]
+    check_store(store)
+    store.close()
+    assert store.pool.in_use == store.pool.memory.in_use == 0
+    store = Watched(tmp_path, 1000, 10**9, histories)
+    for name, history in histories.items():
+        found = store.history(store.agents["default", name]).ids if ("default", name) in store.agents else []
+        assert found == history or quota_blocks < 1000, name
+    store.close()
+
+
+def test_conversations_without_a_name_never_fill_the_quota(tmp_path: Path) -> None:
+    """Each leaves a manifest. Neither these nor their blocks are in the way of a named agent, or of new ones."""
+    histories: dict[str, list[int]] = {}
+    store = Watched(tmp_path, 1000, 30 * FILE_BYTES, histories)
+    draw = random.Random(0)
+    talk(store, "alice", draw, "go on")
+    for number in range(100):
+        prompt = [1000 + number] * 20
+        with store.open_turn(None, CAPACITY) as turn:
+            turn.acquire(prompt)
+            compute(turn, prompt)
+            assert turn.commit((Run("", False, 20),)).error is None
+        assert store.warm.bytes <= store.warm.quota
+    store.evict("alice")
+    with store.open_turn("alice", CAPACITY) as turn:
+        assert turn.acquire([*histories["alice"], 1]).cached_tokens == len(histories["alice"]) - 1
+    assert 2 < len(store.agents) < 31
+    store.close()
+
+
+class Operations(RuleBasedStateMachine):
+    """One operation after the other, restarts among them; everything is counted after each."""
+
+    names = st.sampled_from(NAMES[:3])
+
+    @initialize(budget=st.sampled_from([16, 40]), quota=st.sampled_from([24, 60, 1000]))
+    def begin(self, budget: int, quota: int) -> None:
+        self.directory = TemporaryDirectory()
+        self.sizes = (budget, quota * FILE_BYTES)
+        self.histories: dict[str, list[int]] = {}
+        self.store = Watched(Path(self.directory.name), *self.sizes, self.histories)
+
+    @rule(name=names, deed=st.sampled_from(["go on", "again", "edit", "abandon"]), seed=st.integers(0, 99))
+    def turn(self, name: str, deed: str, seed: int) -> None:
+        act(self.store, name, "", deed, random.Random(seed))
+
+    @rule(seed=st.integers(0, 99))
+    def anonymous(self, seed: int) -> None:
+        act(self.store, "", "", "anonymous", random.Random(seed))
+
+    @rule(name=names, other=names, deed=st.sampled_from(["evict", "pin", "unpin", "fork", "delete"]))
+    def change(self, name: str, other: str, deed: str) -> None:
+        act(self.store, name, other, deed, random.Random(0))
+
+    @precondition(lambda self: not any(agent.unsaved for agent in self.store.agents.values()))
+    @rule()
+    def restart(self) -> None:
+        self.store.close()
+        assert self.store.pool.in_use == 0
+        self.store = Watched(Path(self.directory.name), *self.sizes, self.histories)
+        assert self.store.warm.quarantined == 0
+
+    @invariant()
+    def counts(self) -> None:
+        if hasattr(self, "store"):
+            check_store(self.store)
+
+    def teardown(self) -> None:
+        if hasattr(self, "store"):
+            self.store.close()
+            assert self.store.pool.in_use == 0
+            self.directory.cleanup()
+
+
+Operations.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
+TestAnySequenceOfOperations: Any = Operations.TestCase

@@ -1,0 +1,561 @@
+"""Exports: what is in them, what continues from them, and what hostile ones can't do."""
+
+import functools
+import json
+import os
+import tempfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.numpy import load_file
+
+from everwarm.errors import StoreError
+from everwarm.kv import container
+from everwarm.kv.disk import ModelIds
+from everwarm.kv.export import Export
+from everwarm.kv.files import Files
+from everwarm.kv.layout import Group, Layout
+from everwarm.kv.store import AgentStore
+from kv.fake import BLOCK_TOKENS, TOKEN_BYTES, kv_bytes, model_ids, open_store, talk
+
+HISTORY = list(range(100, 150))  # six full blocks and a partial one
+Change = Callable[[dict[str, str], dict[str, np.ndarray]], None]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """Alice, exported from one machine."""
+    store = open_store(tmp_path / "there")
+    talk(store, "alice", HISTORY, [7, 8])
+    store.export("alice", tmp_path / "alice.safetensors")
+    store.close()
+    return tmp_path / "alice.safetensors"
+
+
+def craft(file: Path, change: Change) -> None:
+    """Rewrite an export with a right checksum, whatever else is wrong with it."""
+    with safe_open(file, "np") as source:
+        said = dict(source.metadata())
+    tensors = load_file(file)
+    said.pop("checksum")
+    ordered = {name: tensors[name] for name in ("tokens", "text", "kv.0")}
+    change(said, ordered)
+    kinds = {np.dtype(np.uint8): "U8", np.dtype("<u4"): "U32"}
+    parts = container.encode(said, [(container.Tensor(n, kinds[a.dtype], a.shape), a) for n, a in ordered.items()])
+    file.write_bytes(b"".join(bytes(part) for part in parts))
+
+
+def reseal(file: bytes) -> bytes:
+    """The same file with the checksum that it should have."""
+    length = int.from_bytes(file[:8], "little") + 8
+    blank, _ = container.split_checksum(file[:length])
+    digits = container.checksum(blank, [np.frombuffer(file[length:], np.uint8)])
+    return container.with_checksum(blank, digits) + file[length:]
+
+
+def snapshot(root: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file() and p.name != "lock"}
+
+
+def refused(store: AgentStore, file: Path, reason: str, **options: Any) -> None:
+    """StoreError, and the store is as it was: on disk, in memory, in its counts."""
+    root = store.disk.root
+    before = snapshot(root), set(store.tree.nodes), set(store.agents), store.warm.bytes, store.pool.in_use
+    with pytest.raises(StoreError, match=reason):
+        store.import_(file, **options)
+    after = snapshot(root), set(store.tree.nodes), set(store.agents), store.warm.bytes, store.pool.in_use
+    assert after[0].keys() == before[0].keys()
+    assert after[0] == before[0]
+    assert after[2:] == before[2:]
+    roots = {key for key, node in store.tree.nodes.items() if node.parent is None}
+    assert after[1] - roots == before[1] - roots
+
+
+# Out ------------------------------------------------------------------------------------------------------------------
+
+
+def test_an_export_is_a_safetensors_file_with_the_documented_names(file: Path) -> None:
+    tensors = load_file(file)
+    assert list(tensors["tokens"]) == [*HISTORY, 7, 8]
+    body = json.loads(zlib.decompress(tensors["text"].tobytes()))
+    assert body["runs"] == [[" ".join(map(str, [*HISTORY, 7, 8])), 0, 52]]
+    kv = tensors["kv.0"].reshape(-1, TOKEN_BYTES)[:51]  # all but the last token have been computed
+    assert (kv == kv_bytes([*HISTORY, 7])).all()
+    with safe_open(file, "np") as source:
+        said = source.metadata()
+    assert set(said) == {
+        "checksum", "format", "version", "everwarm", "name", "model", "kv_type", "weights_id", "numerics_id", "layout",
+        "block_tokens", "kv_tokens",
+    }  # fmt: skip
+    assert (said["format"], said["version"], said["kv_tokens"], said["block_tokens"]) == (
+        "everwarm-export", "1", "51", "8",
+    )  # fmt: skip
+
+
+def test_an_export_is_private_and_leaves_nothing_else(file: Path) -> None:
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert sorted(path.name for path in file.parent.iterdir()) == ["alice.safetensors", "there"]
+
+
+def test_no_salt_leaves_the_machine(file: Path) -> None:
+    tenants = json.loads((file.parent / "there" / "tenants.json").read_text())["said"]
+    data = file.read_bytes()
+    for salt in tenants.values():
+        assert salt.encode() not in data
+        assert bytes.fromhex(salt) not in data
+
+
+def test_an_export_replaces_nothing(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "there")
+    talk(store, "alice", HISTORY)
+    (tmp_path / "precious").write_text("data")
+    with pytest.raises(StoreError, match="exists already"):
+        store.export("alice", tmp_path / "precious")
+    with pytest.raises(StoreError, match="no such agent"):
+        store.export("bob", tmp_path / "bob")
+    with pytest.raises(StoreError, match="can't be written"):
+        store.export("alice", tmp_path / "no" / "such" / "directory")
+    store.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["precious", "there"]
+    assert (tmp_path / "precious").read_text() == "data"
+
+
+def test_what_is_only_in_memory_is_exported_too(tmp_path: Path, file: Path) -> None:
+    store = open_store(None)
+    talk(store, "alice", HISTORY, [7, 8])
+    store.export("alice", tmp_path / "hot")
+    store.close()
+    assert load_file(tmp_path / "hot")["kv.0"].tobytes() == load_file(file)["kv.0"].tobytes()
+
+
+def test_export_beside_a_process_that_writes(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "there")
+    talk(store, "alice", HISTORY)
+    beside = open_store(tmp_path / "there", writing=False)
+    assert beside.export("alice", tmp_path / "alice").blocks == 7
+    talk(store, "alice", [*HISTORY, 1])  # the end that `beside` knows of is replaced
+    assert beside.export("alice", tmp_path / "later").tokens == 51
+    beside.close()
+    store.close()
+
+
+@pytest.mark.parametrize("how", ["gone", "altered"])
+def test_an_export_ends_before_a_lost_block_and_keeps_the_history(tmp_path: Path, how: str) -> None:
+    store = open_store(tmp_path / "there")
+    talk(store, "alice", HISTORY)
+    blocks = store.manifest(store.find("alice")).blocks
+    store.close()
+    path = store.disk.block_path(blocks[3])
+    if how == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:-1] + b"!")
+    store = open_store(tmp_path / "there", writing=False)
+    moved = store.export("alice", tmp_path / "alice")
+    store.close()
+    assert (moved.tokens, moved.kv_tokens, moved.blocks, moved.lost_blocks) == (50, 24, 3, 4)
+    here = open_store(tmp_path / "here")
+    here.import_(tmp_path / "alice")
+    receipt = talk(here, "alice", [*HISTORY, 1])
+    assert (receipt.cached_tokens, receipt.match) == (24, "extended")
+    here.close()
+
+
+# In -------------------------------------------------------------------------------------------------------------------
+
+
+def test_an_imported_agent_goes_on_exactly_where_it_was(tmp_path: Path, file: Path) -> None:
+    store = open_store(tmp_path / "here")
+    moved = store.import_(file)
+    assert (moved.agent, moved.tokens, moved.kv_tokens, moved.blocks) == ("alice", 52, 51, 7)
+    receipt = talk(store, "alice", [*HISTORY, 7, 8, 9])  # compares every byte with what computing gives
+    assert (receipt.tier, receipt.cached_tokens, receipt.match) == ("warm", 51, "extended")
+    store.close()
+    store = open_store(tmp_path / "here")
+    assert talk(store, "alice", [*HISTORY, 7, 8, 9, 10]).cached_tokens == 53
+    store.delete("alice")
+    assert (list(tmp_path.glob("here/*/blocks/*")), store.warm.bytes) == ([], 0)
+    store.close()
+
+
+def test_nobody_else_finds_what_was_imported(tmp_path: Path, file: Path) -> None:
+    store = open_store(tmp_path / "here")
+    store.import_(file)
+    assert talk(store, "bob", HISTORY).cached_tokens == 0
+    assert talk(store, None, [*HISTORY, 7, 8]).cached_tokens == len(HISTORY)  # bob's, not alice's
+    store.close()
+
+
+def test_a_trusted_import_is_shared_with_its_tenant_and_no_other(tmp_path: Path, file: Path) -> None:
+    store = open_store(tmp_path / "here")
+    store.import_(file, tenant="us", trust=True)
+    assert talk(store, "bob", HISTORY, tenant="them").cached_tokens == 0
+    assert talk(store, "bob", HISTORY, tenant="us").cached_tokens == 49
+    store.close()
+
+
+def test_a_hostile_export_poisons_only_itself(tmp_path: Path, file: Path) -> None:
+    def lie(said: dict[str, str], tensors: dict[str, np.ndarray]) -> None:
+        tensors["kv.0"] = np.full_like(tensors["kv.0"], 66)
+
+    craft(file, lie)
+    store = open_store(tmp_path / "here")
+    store.import_(file, name="mallory")
+    store.fork("mallory", "fork")
+    assert talk(store, "bob", HISTORY).cached_tokens == 0
+    assert talk(store, None, HISTORY).match == "exact"  # of bob's
+    store.close()
+    store = open_store(tmp_path / "here")
+    assert talk(store, "carol", HISTORY).cached_tokens == 49  # right bytes, or `talk` would have said so
+    store.close()
+
+
+def test_trust_does_not_replace_what_was_computed_here(tmp_path: Path, file: Path) -> None:
+    def lie(said: dict[str, str], tensors: dict[str, np.ndarray]) -> None:
+        tensors["kv.0"] = np.full_like(tensors["kv.0"], 66)
+
+    store = open_store(tmp_path / "here")
+    talk(store, "bob", HISTORY)
+    store.close()
+    craft(file, lie)
+    store = open_store(tmp_path / "here")
+    store.import_(file, trust=True)
+    assert talk(store, "carol", HISTORY[:48]).cached_tokens == 47
+    store.close()
+
+
+def test_an_imported_conversation_without_a_name_is_not_gone_on_from_unasked(tmp_path: Path) -> None:
+    there = open_store(tmp_path / "there")
+    name = talk(there, None, HISTORY).agent
+    there.export(name, tmp_path / "file")
+    there.close()
+    store = open_store(tmp_path / "here")
+    store.import_(tmp_path / "file")
+    assert (store.find(name).anonymous, store.by_text) == (False, {})
+    store.close()
+
+
+def test_a_name_that_is_taken_is_refused_and_another_can_be_given(tmp_path: Path, file: Path) -> None:
+    store = open_store(tmp_path / "here")
+    talk(store, "alice", [1, 2, 3])
+    refused(store, file, "'alice' exists already")
+    store.import_(file, "alice of there")
+    assert talk(store, "alice", [1, 2, 3, 4]).cached_tokens == 3
+    assert talk(store, "alice of there", [*HISTORY, 1]).cached_tokens == 50
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("ids", "reason"),
+    [
+        (model_ids(weights="x" * 64), "another model than fake: it needs 'fake', weights id 'wwwwwwwwwwwwwwww'"),
+        (model_ids(numerics="x" * 64), "other kernels or settings .* it needs 'fake'"),
+        (model_ids(kv_type="q8"), "another KV type than q8: it needs 'fake'.*KV type 'f16'"),
+        (
+            ModelIds("w" * 64, "n" * 64, Layout(BLOCK_TOKENS, (Group("full", 2, 8, 8, "f16", 512),)), "fake", "f16"),
+            "other kernels or settings",
+        ),
+    ],
+)
+def test_another_model_is_refused_by_name(tmp_path: Path, file: Path, ids: ModelIds, reason: str) -> None:
+    store = open_store(tmp_path / "here", ids=ids)
+    refused(store, file, reason)
+    store.close()
+
+
+def test_every_truncation_and_every_altered_byte_is_refused(tmp_path: Path, file: Path) -> None:
+    store = open_store(tmp_path / "here")
+    whole = file.read_bytes()
+    text = whole.rindex(b"}") + 2  # the rest of the header is padding
+    places = [*range(0, text, 13), *range(text, len(whole), 197), len(whole) - 1]
+    for at in places:
+        file.write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
+        with pytest.raises(StoreError):
+            store.import_(file)
+        file.write_bytes(whole[:at])
+        with pytest.raises(StoreError):
+            store.import_(file)
+    file.write_bytes(whole + b"\0")
+    refused(store, file, "its header says")
+    file.write_bytes(whole)
+    store.import_(file)
+    store.close()
+
+
+def _set(**fields: str) -> Change:
+    return lambda said, tensors: said.update(fields)
+
+
+def _drop(field: str) -> Change:
+    def drop(said: dict[str, str], tensors: dict[str, np.ndarray]) -> None:
+        said.pop(field, None)
+        tensors.pop(field, None)
+
+    return drop
+
+
+def _tensor(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Change:
+    return lambda said, tensors: tensors.update({name: change(tensors[name])})
+
+
+def _text(body: object) -> Change:
+    packed = np.frombuffer(zlib.compress(json.dumps(body).encode()), np.uint8)
+    return _tensor("text", lambda _: packed)
+
+
+HOSTILE: dict[str, tuple[Change, str]] = {
+    "another format": (_set(format="everwarm-agent"), "format is 'everwarm-agent'"),
+    "a newer version": (_set(version="2"), "version '2' of the format everwarm-export, this everwarm reads 1"),
+    "more KV than tokens": (_set(kv_tokens="60"), "KV of 60 tokens"),
+    "less than no KV": (_set(kv_tokens="-8"), "KV of -8 tokens"),
+    "more KV than blocks": (_set(kv_tokens="20"), "not those of 3 blocks"),
+    "a count that is none": (_set(kv_tokens="many"), "can't be read"),
+    "blocks of another size": (_set(block_tokens="16"), "not those of"),
+    "blocks of no size": (_set(block_tokens="0"), "KV of 51"),
+    "a name that is a path and has a NUL": (_set(name='"../../x\\u0000"'), "control characters"),
+    "an empty name": (_set(name='""'), "at least one character"),
+    "a long name": (_set(name=json.dumps("x" * 10_000)), "may have 256 characters"),
+    "half a character": (_set(name='"\\ud800"'), "control characters"),
+    "a name that is not JSON": (_set(name="alice"), "can't be read"),
+    "no name": (_drop("name"), "can't be read"),
+    "no tokens": (_drop("tokens"), "can't be read"),
+    "no text": (_drop("text"), "not those of"),
+    "no KV": (_drop("kv.0"), "not those of"),
+    "a block too few": (_tensor("kv.0", lambda kv: kv[:-1]), "not those of 7 blocks"),
+    "blocks of fewer bytes": (_tensor("kv.0", lambda kv: kv[:, :-1].copy()), "not those of"),
+    "tokens in a square": (_tensor("tokens", lambda tokens: tokens.reshape(2, 26)), "not those of"),
+    "tokens as bytes": (_tensor("tokens", lambda tokens: tokens.astype(np.uint8)), "not those of"),
+    "one more tensor": (lambda said, tensors: tensors.update(more=np.zeros(3, np.uint8)), "not those of"),
+    "fewer tokens than KV": (_tensor("tokens", lambda tokens: tokens[:40]), "KV of 51 tokens, but there are 40"),
+    "a text of fewer tokens": (_text({"runs": [["hi", 0, 3]], "messages": None}), "does not belong"),
+    "a text of negative tokens": (_text({"runs": [["hi", 0, -3], ["x", 0, 55]], "messages": None}), "does not belong"),
+    "a text without runs": (_text({"messages": None}), "can't be read"),
+    "a text that is a list": (_text([1, 2]), "can't be read"),
+    "a text that is not packed": (_tensor("text", lambda text: text[::-1].copy()), "can't be read"),
+    "a text that unpacks to a lot": (_text({"runs": [["x" * 5_000_000, 0, 52]], "messages": None}), "more than"),
+    "messages that are none": (_text({"runs": [["hi", 0, 52]], "messages": ["hi"]}), "messages"),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_hostile_exports_are_refused(tmp_path: Path, file: Path, what: str) -> None:
+    change, reason = HOSTILE[what]
+    craft(file, change)
+    store = open_store(tmp_path / "here")
+    talk(store, "bob", HISTORY[:10])
+    refused(store, file, reason)
+    store.close()
+
+
+def _header(text: bytes) -> bytes:
+    length = -(-(8 + len(text)) // 4096) * 4096 - 8
+    return length.to_bytes(8, "little") + text.ljust(length)
+
+
+BEGIN = b'{"__metadata__":{"checksum":"' + b"0" * 32 + b'","format":"everwarm-export","version":"1"}'
+
+BYTES: dict[str, bytes] = {
+    "nothing": b"",
+    "a few bytes": b"hello",
+    "a text": b"hello, this is no export at all" * 1000,
+    "a header of 2^63 bytes": (1 << 63).to_bytes(8, "little") + b"{}",
+    "a header of 2^64 bytes": b"\xff" * 8 + bytes(8184),
+    "a header that is not JSON": _header(BEGIN[:-1]),
+    "a header without metadata": _header(b'{"tokens":{"dtype":"U32","shape":[1],"data_offsets":[0,4]}}') + bytes(4),
+    "metadata that are a list": _header(b'{"__metadata__":["checksum"]}'),
+    "metadata that are numbers": _header(BEGIN[:-1] + b',"kv_tokens":3}}'),
+    "deep nesting": _header(BEGIN + b',"x":' + b"[" * 100_000),
+    "a tensor outside": _header(BEGIN + b',"tokens":{"dtype":"U32","shape":[1],"data_offsets":[4096,4100]}}'),
+    "tensors that overlap": _header(
+        BEGIN + b',"tokens":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},'
+        b'"text":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}'
+    )
+    + bytes(8),
+    "a negative shape": _header(BEGIN + b',"tokens":{"dtype":"U8","shape":[-4,-1],"data_offsets":[0,4]}}') + bytes(4),
+    "a tensor larger than any file": _header(
+        BEGIN + b',"tokens":{"dtype":"U8","shape":[4294967296,4294967296],"data_offsets":[0,18446744073709551616]}}'
+    ),
+    "a type that is none": _header(BEGIN + b',"tokens":{"dtype":"F8","shape":[4],"data_offsets":[0,4]}}') + bytes(4),
+    "a type that is a list": _header(BEGIN + b',"tokens":{"dtype":[],"shape":[4],"data_offsets":[0,4]}}') + bytes(4),
+    "a shape of endless dimensions": _header(
+        BEGIN + b',"tokens":{"dtype":"U8","shape":[' + b"999999999," * 90_000 + b'9],"data_offsets":[0,4]}}'
+    ),
+    "a shape that is infinite": _header(BEGIN + b',"tokens":{"dtype":"U8","shape":[1e999],"data_offsets":[0,4]}}'),
+}
+
+
+@pytest.mark.parametrize("what", BYTES)
+@pytest.mark.timeout(10)
+def test_bytes_that_are_no_export_are_refused(tmp_path: Path, what: str) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(BYTES[what])
+    store = open_store(tmp_path / "here")
+    refused(store, path, str(path))
+    store.close()
+
+
+def test_things_that_are_no_files_are_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "loop").symlink_to("loop")
+    store = open_store(tmp_path / "here")
+    for name in ("pipe", "here", "loop", "nothing", "a\0b", "x" * 5000):
+        refused(store, tmp_path / name, str(tmp_path))
+    store.close()
+
+
+@given(at=st.integers(0, 900), byte=st.integers(0, 255))
+@settings(max_examples=60)
+def test_a_header_with_any_byte_changed_and_a_right_checksum_is_refused_or_harmless(at: int, byte: int) -> None:
+    data = _short_export()
+    with tempfile.TemporaryDirectory() as directory:
+        file = Path(directory) / "file"
+        file.write_bytes(reseal(data[: 8 + at] + bytes([byte]) + data[9 + at :]))
+        store = open_store(Path(directory) / "here")
+        try:
+            name = store.import_(file).agent
+        except StoreError:
+            assert not list(Path(directory).glob("here/*/blocks/*"))
+            assert store.agents == {}
+        else:
+            assert talk(store, name, HISTORY[:13]).cached_tokens == 12
+        store.close()
+
+
+@functools.cache
+def _short_export() -> bytes:
+    with tempfile.TemporaryDirectory() as directory:
+        store = open_store(Path(directory) / "there")
+        talk(store, "alice", HISTORY[:12])
+        store.export("alice", Path(directory) / "file")
+        store.close()
+        return (Path(directory) / "file").read_bytes()
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(
+    tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = Export.read
+
+    def then_change(self: Export, progress: Any) -> Any:
+        content = read(self, progress)
+        with file.open("r+b") as data:
+            data.seek(-1000, os.SEEK_END)
+            data.write(b"!")
+        return content
+
+    monkeypatch.setattr(Export, "read", then_change)
+    store = open_store(tmp_path / "here")
+    refused(store, file, "changed while it was being read")
+    store.close()
+
+
+def test_an_import_larger_than_the_quota_is_refused_and_evicts_nothing(tmp_path: Path, file: Path) -> None:
+    store = open_store(tmp_path / "here")
+    talk(store, "bob", [5, *HISTORY[:20]])
+    store.warm.quota = 6 * store.disk.block_file_bytes
+    refused(store, file, "the quota is")
+    store.close()
+
+
+def test_an_import_does_not_push_out_what_is_pinned(tmp_path: Path, file: Path) -> None:
+    store = open_store(tmp_path / "here")
+    talk(store, "bob", [5, *HISTORY])
+    store.pin("bob")
+    store.warm.quota = 12 * store.disk.block_file_bytes
+    refused(store, file, "quota")
+    store.close()
+
+
+def test_an_import_pushes_out_what_was_not_used_for_long(tmp_path: Path, file: Path) -> None:
+    store = open_store(tmp_path / "here")
+    talk(store, "bob", [5, *HISTORY])
+    store.warm.quota = 10 * store.disk.block_file_bytes + 10_000
+    store.import_(file)
+    assert store.warm.bytes <= store.warm.quota
+    assert talk(store, "alice", [*HISTORY, 7, 8, 9]).cached_tokens == 51
+    store.close()
+
+
+class Failing(Files):
+    """The operation of this number fails, once."""
+
+    def __init__(self) -> None:
+        self.left = 1 << 30
+
+    def _count(self) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise OSError(28, "No space left on device")
+
+
+def _failing(name: str) -> Callable[..., Any]:
+    def operation(self: Failing, *arguments: Any) -> Any:
+        self._count()
+        return getattr(Files, name)(self, *arguments)
+
+    return operation
+
+
+for _name in ("create", "write", "sync", "rename", "sync_directory"):
+    setattr(Failing, _name, _failing(_name))
+
+
+@pytest.mark.parametrize("trust", [False, True])
+def test_an_import_that_fails_at_any_operation_leaves_nothing_behind(tmp_path: Path, file: Path, trust: bool) -> None:
+    files = Failing()
+    store = open_store(tmp_path / "here", files=files)
+    talk(store, "bob", [5, *HISTORY])
+    for number in range(1, 1000):
+        files.left = number
+        try:
+            store.import_(file, trust=trust)
+        except StoreError:
+            assert "alice" not in {name for _, name in store.agents}
+            assert len(list(tmp_path.glob("here/*/blocks/*"))) == 7
+            assert len(list(tmp_path.glob("here/*/manifests/*"))) == 1
+            continue
+        break
+    assert number > 30
+    assert files.left > 0
+    assert store.warm.bytes == sum(p.stat().st_size for p in tmp_path.glob("here/*/*/*"))
+    files.left = 1 << 30
+    assert talk(store, "alice", [*HISTORY, 7, 8, 9]).cached_tokens == 51
+    store.close()
+    assert store.pool.in_use == 0
+
+
+def test_a_store_that_can_not_be_written_imports_nothing(tmp_path: Path, file: Path) -> None:
+    store = open_store(tmp_path / "here")
+    beside = open_store(tmp_path / "here")
+    with pytest.raises(StoreError, match="is writing in it"):
+        beside.import_(file)
+    beside.close()
+    store.close()
+    memory = open_store(None)
+    with pytest.raises(StoreError, match="switched off"):
+        memory.import_(file)
+    memory.close()
+
+
+def test_a_history_that_has_lost_all_of_its_kv_moves_too(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "there")
+    talk(store, "alice", HISTORY)
+    store.close()
+    for path in tmp_path.glob("there/*/blocks/*"):
+        path.unlink()
+    store = open_store(tmp_path / "there")
+    store.export("alice", tmp_path / "file")
+    store.close()
+    assert load_file(tmp_path / "file")["kv.0"].shape == (0, BLOCK_TOKENS * TOKEN_BYTES)
+    here = open_store(tmp_path / "here")
+    here.import_(tmp_path / "file")
+    receipt = talk(here, "alice", [*HISTORY, 1])
+    assert (receipt.cached_tokens, receipt.diverged_at_token) == (0, None)
+    here.close()

@@ -1,0 +1,47 @@
+"""Real restarts: agents talk, processes die. What is asked of them stands in `torture.py`."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kv.torture import CONTEXT, Book, Plan, check_files, run_life
+from tiny import Tiny
+
+CYCLES = 300
+
+
+@pytest.mark.slow
+def test_processes_that_are_killed_leave_every_acknowledged_turn_behind() -> None:
+    """In a process of its own, which has no threads: it forks."""
+    script = Path(__file__).with_name("torture.py")
+    run = subprocess.run([sys.executable, script, str(CYCLES)], capture_output=True, text=True, timeout=500)
+    assert run.returncode == 0, run.stderr[-4000:]
+    counts = json.loads(run.stdout.splitlines()[-1])
+    # What was meant to happen did happen.
+    assert counts["cycles"] == CYCLES
+    assert counts["killed"] > 0.8 * CYCLES
+    assert counts["acknowledged"] > CYCLES
+    assert counts["warm turns"] > CYCLES / 2
+    assert counts["tokens compared"] > 10 * CYCLES
+    assert counts["reused blocks of turns that nobody owns"] > 0
+    assert counts["found one that was not acknowledged"] > 0
+    assert counts["fresh interpreters"] == CYCLES // 30
+
+
+@pytest.mark.parametrize("ending", ["close", "exit", "term"])
+@pytest.mark.parametrize("durability", ["async", "turn"])
+def test_a_process_that_ends_by_itself_leaves_everything_behind(home: Path, ending: str, durability: str) -> None:
+    """`term`: SIGTERM as the command line handles it. Nothing is flushed but by the end itself."""
+    home.mkdir()
+    model = home / "tiny.gguf"
+    Tiny(layers=1, width=64, heads=2, kv_heads=1, head_dim=32, ffn=64, context=CONTEXT).write(model)
+    book = Book()
+    run_life(Plan(str(model), 4, durability, "64MiB", 8, 0.02, ending), book, None, fresh=True)
+    assert (book.counts["turns on their way to the disk at the end"] > 0) == (durability == "async")
+    run_life(Plan(str(model), 5, "turn", "64MiB", 8, 0.0, "close"), book, None, fresh=True)
+    assert book.wrong == []
+    assert book.counts["histories found"] == 8
+    assert check_files(home) > 3

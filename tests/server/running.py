@@ -1,0 +1,110 @@
+"""Real servers on real sockets: on a thread of the test, or as a process of their own."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+
+import everwarm
+from everwarm import config
+from everwarm.llm import LLM
+from everwarm.server.app import create_app
+from everwarm.server.serving import Limits
+
+LETTERS = {str(byte): 50 for byte in b"abcdefghijklmnopqrstuvwxyz"}
+"""A logit bias that has a tiny model write letters only: each is a token of its own, its id is its byte."""
+
+TOOLS_TEMPLATE = (
+    "{% if tools %}<|im_start|>tools\n{% for t in tools %}{{ t['function']['name'] }}: "
+    "{{ t['function']['description'] }} {{ t['function']['parameters'] | tojson }}\n{% endfor %}<|im_end|>\n{% endif %}"
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + (m['content'] or '') }}"
+    "{% for c in m['tool_calls'] or [] %}[{{ c['function']['name'] }} {{ c['function']['arguments'] | tojson }}]"
+    "{% endfor %}{{ '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+"""ChatML of a model that knows tools."""
+
+
+@dataclass(frozen=True)
+class Running:
+    """Where it listens, and the model behind it."""
+
+    url: str
+    llm: LLM
+
+
+@contextmanager
+def running(
+    model: Path,
+    home: Path,
+    *,
+    name: str = "tiny",
+    limits: Limits | None = None,
+    keys: Mapping[str, str] | None = None,
+    **settings: Any,
+) -> Iterator[Running]:
+    """Serve a model on a thread; agents are kept in `home`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(config.PREFIX + "HOME", str(home))
+        with everwarm.load(model, **{"warm": "on", "threads": 2, **settings}) as llm:
+            app = create_app(llm, name, limits, keys)
+            with socket.create_server(("127.0.0.1", 0)) as listener:
+                server = uvicorn.Server(uvicorn.Config(app, log_level="warning", ws="none"))
+                thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+                thread.start()
+                try:
+                    _wait(lambda: server.started)
+                    yield Running(f"http://127.0.0.1:{listener.getsockname()[1]}", llm)
+                finally:
+                    server.should_exit = True
+                    thread.join()
+                    app.state.serving.close()
+
+
+@contextmanager
+def process(*arguments: str | Path, home: Path, grace_s: float = 20.0) -> Iterator[str]:
+    """`everwarm serve` with these arguments; its address once it is ready. It is ended by SIGTERM."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(config.PREFIX)}
+    environment |= {config.PREFIX + "HOME": str(home)}
+    command = [sys.executable, "-m", "everwarm", "serve", *map(str, arguments), "--port", str(port)]
+    server = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        _wait(lambda: server.poll() is not None or _healthy(url))
+        assert server.poll() is None, server.stderr and server.stderr.read()
+        yield url
+    finally:
+        server.send_signal(signal.SIGTERM)
+        try:
+            server.communicate(timeout=grace_s)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.communicate()
+
+
+def _healthy(url: str) -> bool:
+    try:
+        return httpx.get(url + "/health", timeout=5).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def _wait(ready: Any, seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not ready():
+        assert time.monotonic() < end, "the server did not start"
+        time.sleep(0.02)

@@ -1,0 +1,352 @@
+"""What those who run the server see: health, metrics, the log line, keys, the command's refusals."""
+
+import asyncio
+import hmac
+import json
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from running import Running, running
+
+from everwarm.cli import app as cli
+from everwarm.cli.serve import parse_keys
+from everwarm.errors import ConfigError
+from everwarm.server.loading import preload
+from everwarm.server.log import JsonFormatter
+from everwarm.server.metrics import reason_class
+from everwarm.server.process import Front, Progress
+from everwarm.server.serving import Limits
+from everwarm.weights.cache import Problem
+from tiny import Tiny
+
+SECRET = "a very secret sentence"
+HELLO = {"messages": [{"role": "user", "content": SECRET}], "temperature": 0, "max_tokens": 4}
+KEYS = {"key-a": "anna", "key-a2": "anna", "key-b": "bert"}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "tiny.gguf"
+    Tiny().write(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def server(path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with running(path, tmp_path_factory.mktemp("home")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def keyed(path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with running(path, tmp_path_factory.mktemp("home"), keys=KEYS) as server:
+        yield server
+
+
+def ask(server: Running, key: str = "", **body: Any) -> httpx.Response:
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    return httpx.post(server.url + "/v1/chat/completions", json=HELLO | body, headers=headers, timeout=30)
+
+
+def metrics(server: Running) -> dict[str, float]:
+    text = httpx.get(server.url + "/metrics").text
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    return {one.name + "".join(f"|{value}" for value in one.labels.values()): one.value for one in samples}
+
+
+# Health ---------------------------------------------------------------------------------------------------------------
+
+
+def call(front: Front, path: str) -> tuple[int, dict[str, str], dict[str, Any]]:
+    """What an application answers, without a server around it."""
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b""}
+
+    asyncio.run(front({"type": "http", "path": path, "method": "GET", "headers": []}, receive, send))
+    headers = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+    return sent[0]["status"], headers, json.loads(sent[1]["body"])
+
+
+def test_health_says_what_is_being_done_until_the_model_is_ready() -> None:
+    progress = Progress()
+    progress.say("packing the weights, once", 30, 40)
+    status, headers, body = call(Front(progress), "/health")
+    assert (status, body) == (503, {"status": "loading", "doing": "packing the weights, once", "done": 0.75})
+    assert headers["retry-after"] == "1"
+
+
+def test_all_else_is_asked_to_come_again_until_the_model_is_ready() -> None:
+    status, headers, body = call(Front(Progress()), "/v1/chat/completions")
+    assert (status, headers["retry-after"]) == (503, "1")
+    assert body["error"]["type"] == "overloaded_error"
+
+
+def test_health_is_200_when_it_is_ready(server: Running) -> None:
+    response = httpx.get(server.url + "/health")
+    assert (response.status_code, response.json()["status"]) == (200, "ok")
+
+
+def test_a_model_is_ready_only_when_its_weights_are_verified(
+    server: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = [[Problem("blk.0.attn_q.weight", "has 50% of its pages in RAM")], []]
+    monkeypatch.setattr(server.llm.weights, "verify", lambda: found.pop(0))
+    progress = Progress()
+    preload(server.llm, progress, again_s=0.01)
+    assert not found
+    assert "blk.0.attn_q.weight has 50% of its pages in RAM" in caplog.text
+
+
+# Metrics --------------------------------------------------------------------------------------------------------------
+
+
+def test_metrics_count_what_a_request_took(server: Running) -> None:
+    before = metrics(server)
+    asked = {"everwarm": {"agent": "counted"}, "messages": [{"role": "system", "content": "count"}]}
+    body = ask(server, **asked).json()
+    ask(server, **asked)
+    time.sleep(0.1)  # a request is counted when it is over
+    after = metrics(server)
+    changed = {name: after[name] - before.get(name, 0.0) for name in after}
+    assert changed["everwarm_tokens_total|prompt"] == 2 * body["usage"]["prompt_tokens"]
+    assert changed["everwarm_tokens_total|completion"] == 2 * body["usage"]["completion_tokens"]
+    assert changed["everwarm_tokens_total|cached"] == body["usage"]["prompt_tokens"] - 1
+    assert changed["everwarm_time_to_first_token_seconds_count|cold"] == 1
+    assert changed["everwarm_time_to_first_token_seconds_count|hot"] == 1
+    assert changed["everwarm_inter_token_seconds_count"] == 2 * (body["usage"]["completion_tokens"] - 1)
+    assert changed["everwarm_lookups_total|new|cold"] == 1
+    assert changed["everwarm_lookups_total|exact|hot"] == 1
+    assert changed["everwarm_requests_total|/v1/chat/completions|200"] == 2
+    assert changed["everwarm_batch_size_bucket|1.0"] >= 2
+    assert changed["everwarm_commits_total"] == 2
+    assert changed["everwarm_weight_cache_misses_total"] == 0
+    assert changed["everwarm_weight_cache_hits_total"] > 0
+    assert after["everwarm_blocks_in_use"] >= after["everwarm_blocks_kept"] > 0
+    assert after["everwarm_tier_bytes|warm"] > 0
+    assert after["everwarm_tier_budget_bytes|hot"] > after["everwarm_tier_bytes|hot"] > 0
+    assert after["everwarm_sequences_running"] == after["everwarm_sequences_waiting"] == 0
+
+
+def test_metrics_hold_no_name_that_a_client_has_chosen(server: Running) -> None:
+    ask(server, everwarm={"agent": "chosen-name"})
+    httpx.get(server.url + "/chosen-name")
+    httpx.get(server.url + "/v1/agents/chosen-name")
+    text = httpx.get(server.url + "/metrics").text
+    assert "chosen-name" not in text
+    assert SECRET not in text
+
+
+def test_every_metric_has_our_prefix_and_a_help_text(server: Running) -> None:
+    families = list(text_string_to_metric_families(httpx.get(server.url + "/metrics").text))
+    assert [family.name for family in families if not family.name.startswith("everwarm_")] == []
+    assert [family.name for family in families if not family.documentation] == []
+
+
+@pytest.mark.parametrize(
+    ("reason", "name"),
+    [
+        ("exact", "exact"),
+        ("diverged at token 7, character 30", "diverged"),
+        ("other model: its history is of llama", "incompatible"),
+        ("checksum is wrong", "lost"),
+        ("", "none"),
+    ],
+)
+def test_reasons_become_few_words(reason: str, name: str) -> None:
+    assert reason_class(reason) == name
+
+
+# The log line ---------------------------------------------------------------------------------------------------------
+
+
+def records(caplog: pytest.LogCaptureFixture, count: int) -> list[logging.LogRecord]:
+    """A line is written when its request is over, which may be a moment after the client has read the answer."""
+    for _ in range(500):
+        found = [record for record in caplog.records if record.name == "everwarm.request"]
+        if len(found) >= count:
+            break
+        time.sleep(0.01)
+    assert len(found) == count
+    return found
+
+
+def lines(caplog: pytest.LogCaptureFixture, count: int) -> list[dict[str, Any]]:
+    return [json.loads(JsonFormatter().format(record)) for record in records(caplog, count)]
+
+
+def test_each_request_has_one_line_with_its_receipt(server: Running, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        asked = {"everwarm": {"agent": "logged"}, "messages": [{"role": "system", "content": "log"}]}
+        response = ask(server, **asked)
+        again = ask(server, stream=True, **asked)
+        first, second = lines(caplog, 2)
+    assert (first["id"], second["id"]) == (response.headers["x-request-id"], again.headers["x-request-id"])
+    assert (first["tier"], first["reason"], first["cached_tokens"]) == ("cold", "no such agent", 0)
+    assert (second["tier"], second["cached_tokens"]) == ("hot", first["prompt_tokens"] - 1)
+    assert (first["agent"], first["tenant"], first["status"]) == ("logged", "default", 200)
+    assert (first["weight_hit_rate"], first["weight_misses"]) == (1.0, 0)
+    assert first["finish"] in ("stop", "length")
+    assert first["ttft_s"] > 0
+
+
+def test_no_line_holds_what_was_said(server: Running, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, "everwarm.server"), caplog.at_level(logging.DEBUG, "everwarm.request"):
+        ask(server)
+        ask(server, n=-1)
+        ask(server, messages=[{"role": "user", "content": {"text": SECRET}}])
+        ask(server, prompt=SECRET)
+        told = lines(caplog, 4)
+    assert SECRET not in caplog.text + json.dumps(told)
+
+
+def test_a_refused_request_has_a_line_with_its_status(server: Running, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        ask(server, temperature=-1)
+        ask(server, stream=True, messages=[{"role": "user", "content": "x" * 500}])
+        httpx.get(server.url + "/nowhere")
+        told = lines(caplog, 3)
+    assert [(line["route"], line["status"]) for line in told] == [
+        ("/v1/chat/completions", 400),
+        ("/v1/chat/completions", 400),
+        ("unmatched", 404),
+    ]
+
+
+def test_a_name_can_not_forge_a_line(server: Running, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        ask(server, everwarm={"agent": 'a b status=500 "q"'})
+        record = records(caplog, 1)[0]
+    assert 'agent="a b status=500 \\"q\\""' in record.getMessage()
+
+
+# Keys -----------------------------------------------------------------------------------------------------------------
+
+PATHS = ("/metrics", "/docs", "/openapi.json", "/v1/models", "/v1/agents", "/nowhere", "/v1/messages", "/")
+
+
+@pytest.mark.parametrize("asked", PATHS)
+def test_without_a_key_nothing_answers(keyed: Running, asked: str) -> None:
+    for headers in (
+        {},
+        {"Authorization": "Bearer wrong"},
+        {"X-Api-Key": "key-"},
+        {"Authorization": "Bearer é".encode()},
+    ):
+        assert httpx.get(keyed.url + asked, headers=headers).status_code == 401
+
+
+def test_without_a_key_health_answers(keyed: Running) -> None:
+    assert httpx.get(keyed.url + "/health").status_code == 200
+
+
+@pytest.mark.parametrize("asked", ["/metrics", "/docs", "/openapi.json", "/v1/models"])
+def test_with_a_key_it_does(keyed: Running, asked: str) -> None:
+    for headers in ({"Authorization": "Bearer key-a"}, {"X-Api-Key": "key-b"}):
+        assert httpx.get(keyed.url + asked, headers=headers).status_code == 200
+
+
+def test_a_body_is_not_read_before_the_key_is_known(keyed: Running) -> None:
+    response = httpx.post(
+        keyed.url + "/v1/chat/completions", content=b" " * (20 << 20), headers={"Content-Type": "application/json"}
+    )
+    assert response.status_code == 401
+
+
+def test_all_keys_are_compared_in_constant_time(keyed: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[bytes] = []
+    real = hmac.compare_digest
+
+    def compare(key: bytes, given: bytes) -> bool:
+        compared.append(key)
+        return real(key, given)
+
+    monkeypatch.setattr(hmac, "compare_digest", compare)
+    httpx.get(keyed.url + "/nowhere", headers={"X-Api-Key": "key-a"})
+    assert sorted(set(compared)) == sorted(key.encode() for key in KEYS)
+    assert len(compared) % len(KEYS) == 0
+
+
+def test_keys_of_a_tenant_share_and_others_see_nothing(keyed: Running) -> None:
+    first = ask(keyed, "key-a", everwarm={"agent": "mine"}).json()["everwarm"]
+    same = ask(keyed, "key-a2", everwarm={"agent": "mine"}).json()["everwarm"]
+    other = ask(keyed, "key-b", everwarm={"agent": "mine"}).json()["everwarm"]
+    assert (first["tier"], same["tier"], other["tier"]) == ("cold", "hot", "cold")
+    assert other["cached_tokens"] == 0
+
+
+# Limits ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_full_queue_is_429_with_retry_after(path: Path, tmp_path: Path) -> None:
+    with running(path, tmp_path, limits=Limits(most_queued=1)) as server:
+        holding, go = threading.Event(), threading.Event()
+        start = server.llm.engine.submit
+
+        def wait(sequence: Any) -> None:
+            holding.set()
+            go.wait(10)
+            start(sequence)
+
+        server.llm.engine.submit = wait  # type: ignore[method-assign]
+        thread = threading.Thread(target=ask, args=(server,))
+        thread.start()
+        holding.wait(10)
+        refused = ask(server)
+        go.set()
+        thread.join()
+    assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+    assert refused.json()["error"]["type"] == "rate_limit_error"
+
+
+def test_a_request_that_takes_too_long_is_408(path: Path, tmp_path: Path) -> None:
+    with running(path, tmp_path, limits=Limits(timeout_s=0.2)) as server:
+        forgotten: list[Any] = []
+        server.llm.engine.submit = forgotten.append  # type: ignore[method-assign]
+        response = ask(server)
+        forgotten[0].on_end(None)
+        assert (response.status_code, response.json()["error"]["type"]) == (408, "timeout_error")
+        assert "0.2 s" in response.json()["error"]["message"]
+
+
+# The command ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--host", "0.0.0.0"], "can be reached from other machines"),
+        (["--host", "::"], "--insecure"),
+        (["--log-format", "xml"], "expected text or json"),
+        (["--max-body", "75%"], "expected a number of bytes"),
+        (["--max-body", "lots"], "can't understand"),
+        (["--api-key", "tenant:"], "TENANT:KEY"),
+        (["--api-key", "a:same", "--api-key", "b:same"], "tenants 'a' and 'b'"),
+        (["--host", "no-such-host.invalid"], "no-such-host.invalid"),
+    ],
+)
+def test_the_command_refuses(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str], words: str
+) -> None:
+    monkeypatch.setattr("sys.argv", ["everwarm"])
+    assert cli.run(["serve", "smollm2", *arguments]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_keys_name_tenants() -> None:
+    assert parse_keys(["plain", "anna:one", "anna:two:three"]) == {
+        "plain": "default", "one": "anna", "two:three": "anna",
+    }  # fmt: skip
+    with pytest.raises(ConfigError):
+        parse_keys(["a b\n"])
