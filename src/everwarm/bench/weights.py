@@ -164,7 +164,7 @@ def measure_access(llm: LLM) -> list[Access]:
     source = FileSource(llm._file, llm.backend)
     pack = llm._source if isinstance(llm._source, PackSource) else None
     cache = WeightCache(source, sum(source.sizes.values()))
-    buffers = Buffers(spare_bytes=max(source.sizes.values()))
+    buffers = Buffers(limit=max(source.sizes.values()))
     found: dict[str, list[tuple[int, float, float, float, bool]]] = {}
     for name, size in source.sizes.items():
         started = time.perf_counter()

@@ -107,7 +107,7 @@ def run(setup: Setup) -> Row:
             from everwarm.weights.source import FileSource
 
             source = llm._source if setup.source == PACK else FileSource(llm._file, llm.backend)
-            room = Buffers(spare_bytes=2 * max(source.sizes.values()))
+            room = Buffers(limit=2 * max(source.sizes.values()))
             llm._model = Transformer(llm.config, Uncached(source, room), llm.backend)
         loaded_rss = memory("VmRSS")
         each = _UNCACHED_TOKENS if setup.policy == NO_CACHE else math.ceil(setup.passes / REQUESTS)

@@ -7,7 +7,7 @@ built and opened if there is none, and left out (with one warning) where it can'
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -27,6 +27,10 @@ from everwarm.weights.pack import LAYOUT, Entry, Pack, write_pack
 
 _log = logging.getLogger(__name__)
 
+# What reading costs, to compare tensors by: their bytes. How long one read took says more about the disk's queue and
+# about who held the interpreter: small tensors looked 30 % dearer per byte than big ones, and kept the biggest out.
+_READ_BYTES_S = 1e9
+
 Progress = Callable[[int, int], None]
 
 
@@ -37,7 +41,7 @@ class Built:
     tensor: Weight
     data: U8
     root: npt.NDArray[Any]
-    cost_s: float | None = None  # of building it with the processor to oneself; None: the time that it took
+    cost_s: float | None = None  # of building it again, undisturbed; None: the time that it took
 
 
 class Source(Protocol):
@@ -53,6 +57,9 @@ class Source(Protocol):
         An unknown name raises the file's error, which suggests near ones.
         """
 
+    def rows(self, name: str, numbers: Sequence[int]) -> F32:
+        """Some rows of a matrix as floats, read by themselves: what the whole one in its form says, bit for bit."""
+
     def checksum(self, name: str) -> str | None:
         """Of the bytes that `build` gives, where it is known without building."""
 
@@ -67,7 +74,8 @@ class FileSource:
 
     def build(self, name: str, buffers: Buffers | None) -> Built:
         started = time.thread_time()
-        data = self._file.data(name)
+        # Under a budget nothing may stay mapped: pages of a mapping are memory that no budget knows of.
+        data = self._file.data(name) if buffers is None else self._file.read(name)
         info = self._file.tensors[name]
 
         def floats() -> F32:
@@ -81,6 +89,9 @@ class FileSource:
         self._backend.pack_into(info.type.name, info.shape, data, floats, memory)
         tensor = self._backend.attach(kind, info.shape, memory)
         return Built(tensor, memory, root_of(memory), time.thread_time() - started)
+
+    def rows(self, name: str, numbers: Sequence[int]) -> F32:
+        return _rows(self._file, name, numbers)
 
     def checksum(self, name: str) -> str | None:
         return None
@@ -103,7 +114,10 @@ class PackSource:
         data = self.pack.data(name) if buffers is None else self.pack.read(name, buffers)
         vector = entry.kind == "vector"
         tensor = data.view(np.float32) if vector else self._backend.attach(entry.kind, entry.shape, data)
-        return Built(tensor, data, root_of(data))
+        return Built(tensor, data, root_of(data), data.nbytes / _READ_BYTES_S)
+
+    def rows(self, name: str, numbers: Sequence[int]) -> F32:
+        return _rows(self._file, name, numbers)  # a form has the rows of sixteen outputs interleaved, the file has not
 
     def checksum(self, name: str) -> str | None:
         return self.pack.entries[name].checksum
@@ -129,6 +143,11 @@ def packed_source(file: GGUFFile, backend: NativeBackend, home: Path, progress: 
     except (OSError, PackError) as error:
         _log.warning("%s: the pack can't be kept, running from memory: %s", path, error)
         return FileSource(file, backend)
+
+
+def _rows(file: GGUFFile, name: str, numbers: Sequence[int]) -> F32:
+    info = file.tensors[name]
+    return dequantize(file.read_rows(name, numbers), info.type, (len(numbers), info.shape[-1]))
 
 
 def _planned(backend: Backend, info: TensorInfo) -> tuple[str, int]:
