@@ -30,6 +30,8 @@ TOTAL = len(NAMES) * SIZE
 class Memory:
     """A source whose tensors are bytes that follow from their names. It counts, and it fails when told to."""
 
+    reads = True
+
     def __init__(self, sizes: dict[str, int] | None = None, delay: Callable[[], float] = lambda: 0.0) -> None:
         self.sizes = sizes or dict.fromkeys(NAMES, SIZE)
         self.delay = delay
@@ -216,6 +218,17 @@ def test_reading_ahead_takes_the_streamed_part_off_the_computation() -> None:
     assert stats.peak_bytes <= TOTAL // 2 + stats.ring_bytes
     cache.close()
     assert cache.stats().resident_bytes == 0
+
+
+def test_what_has_to_be_built_is_built_ahead_only_if_asked_to() -> None:
+    source = Memory()
+    source.reads = False
+    for ahead, expected in ((None, False), (1, True)):
+        cache = WeightCache(source, Share(0.5), ahead=ahead)
+        scan(cache, 4)
+        cache.close()
+        stats = cache.stats()
+        assert (stats.prefetch_hits + stats.prefetch_wasted > 0) is expected
 
 
 def test_what_was_read_ahead_for_nothing_is_counted() -> None:

@@ -35,7 +35,7 @@ from everwarm.weights.tracker import AccessTracker, BusyClock
 _log = logging.getLogger(__name__)
 
 WINDOW_S = 60.0
-AHEAD = 1
+AHEAD = 1  # layers to read ahead; what has to be built ahead would take the processor from the computation
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class WeightCache:
         budget: int | Share | None = None,
         policy: str = "value",
         *,
-        ahead: int = AHEAD,
+        ahead: int | None = None,
         background: bool = True,
         window_s: float = WINDOW_S,
         clock: Callable[[], float] = time.monotonic,
@@ -71,6 +71,8 @@ class WeightCache:
         self._counters = Counters(self._sizes, window_s, self._clock())
         self._kept = Kept(self._sizes, self._checked(budget), policy, self.tracker, self._counters.evictions)
         self._buffers, self._in_use = Buffers(), InUse()
+        if ahead is None:
+            ahead = AHEAD if source.reads else 0
         self._ring = Ring(
             self._sizes, ahead, background, self._lock, self._kept, self._in_use,
             lambda name: self._begin(name, ahead=True), self._read_ahead, self._counters.prefetch_wasted,

@@ -48,6 +48,10 @@ class Source(Protocol):
     """Builds the tensors of one model in the form that a backend computes with."""
 
     @property
+    def reads(self) -> bool:
+        """Whether a tensor is read as it is, and not computed: then the disk works while the processor does."""
+
+    @property
     def sizes(self) -> Mapping[str, int]:
         """Bytes of each tensor, as built. The order is that of the file."""
 
@@ -67,6 +71,8 @@ class Source(Protocol):
 class FileSource:
     """Packs or dequantises out of the GGUF file."""
 
+    reads = False
+
     def __init__(self, file: GGUFFile, backend: Backend) -> None:
         self._file = file
         self._backend = backend
@@ -78,15 +84,16 @@ class FileSource:
         data = self._file.data(name) if buffers is None else self._file.read(name)
         info = self._file.tensors[name]
 
-        def floats() -> F32:
-            return dequantize(data, info.type, info.shape)
-
         if not isinstance(self._backend, NativeBackend) or len(info.shape) == 1:
-            array = floats()
+            # Under a budget in memory that goes back to the system when it is free: malloc keeps what it got.
+            out = None if buffers is None else buffers.take(self.sizes[name])[: self.sizes[name]].view(np.float32)
+            array = dequantize(data, info.type, info.shape, out)
             return Built(array, array.reshape(-1).view(np.uint8), root_of(array), time.thread_time() - started)
         kind, size = self._backend.plan(info.type.name, info.shape)
         memory = (buffers or Buffers()).take(size)[:size]
-        self._backend.pack_into(info.type.name, info.shape, data, floats, memory)
+        self._backend.pack_into(
+            info.type.name, info.shape, data, lambda: dequantize(data, info.type, info.shape), memory
+        )
         tensor = self._backend.attach(kind, info.shape, memory)
         return Built(tensor, memory, root_of(memory), time.thread_time() - started)
 
@@ -98,7 +105,9 @@ class FileSource:
 
 
 class PackSource:
-    """Maps a pack: building a tensor costs nothing."""
+    """Maps a pack, or reads from it: nothing is computed."""
+
+    reads = True
 
     def __init__(self, file: GGUFFile, backend: NativeBackend, pack: Pack) -> None:
         self.pack = pack
