@@ -144,6 +144,8 @@ def test_steady_requests(tiny: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert len(report["requests"]) == 4
     assert all(one["prefill_tok_s"] > 0 and one["tok_s"] > 0 for one in report["requests"])
     assert report["misses"] == 0
+    assert report["decode_limit_tok_s"] > 0
+    assert report["machine_variation"] >= 0
     assert len(report["instances"]) == 1
     assert report["problems"] == []
 

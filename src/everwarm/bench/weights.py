@@ -15,9 +15,11 @@ from pathlib import Path
 import numpy as np
 
 from everwarm.bench.optimum import optimum
+from everwarm.bench.speed import measure_ceiling
 from everwarm.bench.weights_row import FILE, FORMS, NO_CACHE, PACK, WARMUP, Row, Setup, measure, prompt
 from everwarm.bench.weights_traces import TraceRow, record_pass, synthetic_rows
 from everwarm.errors import ConfigError
+from everwarm.kernels.native import NativeBackend
 from everwarm.llm import LLM, load
 from everwarm.weights.cache import AHEAD, WeightCache
 from everwarm.weights.memory import Buffers
@@ -96,6 +98,16 @@ class Request:
     tok_s: float
     misses: int
     instance: str  # of the weight cache
+    machine: float | None  # integer products per second, measured right after it: what the neighbours left over
+
+
+@dataclass(frozen=True, slots=True)
+class Steady:
+    """Consecutive requests, and what to compare them with."""
+
+    requests: list[Request]
+    problems: list[str]  # what `verify` found before and after
+    decode_limit_tok_s: float | None  # if each token read the weights once, at the speed of memory
 
 
 def run(asked: Asked, tell: Tell) -> Report:
@@ -125,7 +137,9 @@ def run(asked: Asked, tell: Tell) -> Report:
         if sizes[largest] > share * total
     ]
 
-    def setup(share: float, policy: str, ahead: int = AHEAD, source: str = PACK) -> Setup:
+    usual = AHEAD if asked.form == "packed" else 0  # what is built is not built ahead unless asked for
+
+    def setup(share: float, policy: str, ahead: int = usual, source: str = PACK) -> Setup:
         budget = least if policy == NO_CACHE else int(share * total)
         return Setup(
             str(asked.model), asked.form, budget, policy, ahead, asked.passes, asked.prompt_tokens, source,
@@ -202,23 +216,34 @@ def measure_access(llm: LLM) -> list[Access]:
     ]
 
 
-def steady(asked: Asked, requests: int, tell: Tell) -> tuple[list[Request], list[str]]:
-    """Consecutive requests after `preload`, none of them to warm up; and what `verify` found before and after."""
+def steady(asked: Asked, requests: int, tell: Tell) -> Steady:
+    """Consecutive requests after `preload`, none of them to warm up."""
     tell("loading everything")
     done = []
     with load(asked.model, backend=FORMS[asked.form], threads=asked.threads, pack="on", verify="eager") as llm:
+        engine = llm.backend.engine if isinstance(llm.backend, NativeBackend) else None
         llm.weights.preload()
         problems = llm.weights.verify()
         for number in range(requests):
             tell(f"request {number + 1} of {requests}")
             ids = prompt(asked.prompt_tokens, llm.config.vocab_size, number)
-            misses = llm.weights.totals().misses
             one = llm.generate(tokens=ids, max_tokens=asked.passes, ignore_eos=True, temperature=0.0)
-            missed = llm.weights.totals().misses - misses
-            speed = one.decode_tok_s or 1 / one.ttft_s
-            done.append(Request(one.ttft_s, len(ids) / one.ttft_s, speed, missed, llm.weights.instance))
+            done.append(
+                Request(
+                    ttft_s=one.ttft_s,
+                    prefill_tok_s=len(ids) / one.ttft_s,
+                    tok_s=one.decode_tok_s or 1 / one.ttft_s,
+                    misses=one.weights.misses,
+                    instance=llm.weights.instance,
+                    machine=engine.integer_peak() if engine else None,
+                )
+            )
         problems += llm.weights.verify()
-    return done, [f"{problem.tensor} {problem.what}" for problem in problems]
+        limit = None
+        if isinstance(llm.backend, NativeBackend):
+            used = sum(llm._source.sizes[name] for name in record_pass(llm))
+            limit = measure_ceiling(llm.backend).read_bytes_s / used
+    return Steady(done, [f"{problem.tensor} {problem.what}" for problem in problems], limit)
 
 
 def variation(values: Sequence[float]) -> float:

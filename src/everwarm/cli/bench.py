@@ -99,8 +99,7 @@ def weights(
     )  # fmt: skip
     head = {"model": path.name, "form": form, "threads": threads or config.cores(), "prompt_tokens": prompt_tokens}
     if steady is not None:
-        requests, problems = bench.steady(asked, steady, _teller())
-        told = {"benchmark": "weights steady"} | head | _steadiness(requests, problems)
+        told = {"benchmark": "weights steady"} | head | _steadiness(bench.steady(asked, steady, _teller()))
         if not as_json:
             _show_steady(told)
         print_json(told)
@@ -249,9 +248,11 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def _steadiness(requests: Any, problems: list[str]) -> dict[str, Any]:
+def _steadiness(found: Any) -> dict[str, Any]:
     from everwarm.bench.weights import variation
 
+    requests = found.requests
+    machine = [one.machine for one in requests if one.machine is not None]
     ttft, speed = [one.ttft_s for one in requests], [one.tok_s for one in requests]
     median = statistics.median(ttft)
     return {
@@ -262,10 +263,12 @@ def _steadiness(requests: Any, problems: list[str]) -> dict[str, Any]:
         "ttft_worst_over_median": max(ttft) / median,
         "tok_s_median": statistics.median(speed),
         "tok_s_variation": variation(speed),
+        "decode_limit_tok_s": found.decode_limit_tok_s,
         "prefill_tok_s_least": min(one.prefill_tok_s for one in requests),
+        "machine_variation": variation(machine) if machine else None,
         "misses": sum(one.misses for one in requests),
         "instances": sorted({one.instance for one in requests}),
-        "problems": problems,
+        "problems": found.problems,
     }
 
 
@@ -277,11 +280,17 @@ def _show_steady(told: dict[str, Any]) -> None:
             str(one["misses"]), one["instance"],
         )  # fmt: skip
     out.print(table)
-    out.print(
+    limit, machine = told["decode_limit_tok_s"], told["machine_variation"]
+    lines = [
         f"first token: median {told['ttft_median_s'] * 1e3:.1f} ms, request 1 {told['ttft_first_over_median']:.2f} x, "
-        f"worst {told['ttft_worst_over_median']:.2f} x of it, variation {told['ttft_variation']:.1%}; "
-        f"decode: median {told['tok_s_median']:.1f} tok/s, variation {told['tok_s_variation']:.1%}; "
-        f"prefill: at least {told['prefill_tok_s_least']:.0f} tok/s; {told['misses']} misses; "
-        f"{len(told['instances'])} weight cache; verify: {'; '.join(told['problems']) or 'no problem'}",
-        markup=False,
-    )
+        f"worst {told['ttft_worst_over_median']:.2f} x of it, variation {told['ttft_variation']:.1%}",
+        f"decode: median {told['tok_s_median']:.1f} tok/s, variation {told['tok_s_variation']:.1%}"
+        + (f"; memory allows {limit:.0f} tok/s" if limit else ""),
+        f"prefill: at least {told['prefill_tok_s_least']:.0f} tok/s",
+        f"{told['misses']} misses, {len(told['instances'])} weight cache; verify: "
+        f"{'; '.join(told['problems']) or 'no problem'}",
+    ]
+    if machine is not None:
+        lines.append(f"the machine itself, integer products after each request: variation {machine:.1%}")
+    for line in lines:
+        out.print(line, markup=False)
