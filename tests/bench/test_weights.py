@@ -177,7 +177,7 @@ def test_without_matplotlib_there_is_no_plot_but_all_the_rest(
 
 
 def test_the_smallest_that_is_nearly_the_fastest_is_recommended() -> None:
-    row = Row("value", 1, 0, *[0.0] * 10, *[0] * 6)
+    row = Row("value", 1, 0, *[0.0] * 10, *[0] * 7)
     rows = [replace(row, ahead=ahead, tok_s=speed) for ahead, speed in [(0, 90.0), (1, 98.0), (2, 97.5), (4, 100.0)]]
     assert recommend(rows) == 1
     assert recommend([]) is None

@@ -9,7 +9,7 @@ whether speed stays the same, request after request, once everything is preloade
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +70,9 @@ class RealRow:
     budget: float
     optimum: float
     row: Row
+    weights_rss: int | None = (
+        None  # peak RSS less what loading took and what the row that keeps all has besides weights
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +160,13 @@ def run(asked: Asked, tell: Tell) -> Report:
             tell(f"real requests: budget {share:g}, {policy}")
             name = policy if share in partial else "all kept"
             rows.append(RealRow(name, share, best, measure(setup(share, policy))))
+    whole = [one.row for one in rows if one.budget == 1]
+    if whole:  # its weights are mapped from the pack, or, as f32, all in anonymous memory
+        besides = whole[0].anonymous_rss - (0 if asked.form == "packed" else total)
+        rows = [
+            replace(one, weights_rss=one.row.peak_rss - one.row.loaded_rss - besides) if 0 < one.budget < 1 else one
+            for one in rows
+        ]
     prefetch = []
     for ahead in asked.ahead if partial else ():
         tell(f"real requests: {ahead} layers ahead")

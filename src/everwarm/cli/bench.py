@@ -198,17 +198,20 @@ def _show_weights(report: Any) -> None:
     for note in report.notes:
         out.print(note, markup=False)
 
-    real = _table("\nreal requests", "kept", "ahead", "waited", "tok/s", "CPU ms", "disk MB", "peak MiB")
+    real = _table("\nreal requests", "kept", "ahead", "waited", "tok/s", "CPU ms", "disk MB", "peak MiB", "weights")
     for row in report.rows:
         one = row.row
         real.add_row(
             f"{row.budget:.0%} {row.name}" if row.budget else row.name, f"{one.hit_rate:.1%}", f"{one.ring_rate:.1%}",
             f"{one.miss_rate:.1%}", f"{one.tok_s:.1f} ±{one.spread:.0%}", f"{one.cpu_s * 1e3:.0f}",
             f"{one.disk_bytes / 1e6:.1f}", f"{(one.peak_rss - one.import_rss) / 2**20:.0f}",
+            f"{row.weights_rss / 2**20:.0f}" if row.weights_rss is not None else "",
         )  # fmt: skip
     out.print(real)
     out.print(
-        "shares of bytes; CPU time and bytes from disk per token; peak RSS above that after import\n", markup=False
+        "shares of bytes; CPU time and bytes from disk per token; peak RSS above that after import, in MiB, and what of "
+        "it is weights: without what loading took, KV and activations, as in the row that keeps all\n",
+        markup=False,
     )
     if report.prefetch:
         _show_prefetch(report)
