@@ -209,8 +209,8 @@ def _show_weights(report: Any) -> None:
         )  # fmt: skip
     out.print(real)
     out.print(
-        "shares of bytes; CPU time and bytes from disk per token; peak RSS above that after import, in MiB, and what of "
-        "it is weights: without what loading took, KV and activations, as in the row that keeps all\n",
+        "shares of bytes; CPU time and bytes from disk per token; peak RSS above that after import, in MiB, and what "
+        "of it is weights: without what loading took, KV and activations, as in the row that keeps all\n",
         markup=False,
     )
     if report.prefetch:
