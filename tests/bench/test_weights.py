@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from everwarm.bench.optimum import optimum
-from everwarm.bench.weights import recommend, variation
+from everwarm.bench.weights import recommend, slowest_window, variation
 from everwarm.bench.weights_row import FORMS, Row, Setup, measure
 from everwarm.bench.weights_traces import StandIn, record_pass, replay, synthetic_rows
 from everwarm.cli.app import run
@@ -181,6 +181,17 @@ def test_the_smallest_that_is_nearly_the_fastest_is_recommended() -> None:
     rows = [replace(row, ahead=ahead, tok_s=speed) for ahead, speed in [(0, 90.0), (1, 98.0), (2, 97.5), (4, 100.0)]]
     assert recommend(rows) == 1
     assert recommend([]) is None
+
+
+def test_the_slowest_window_is_measured_against_the_growing_context() -> None:
+    times = [0.0]
+    for token in range(2000):
+        times.append(times[-1] + 0.01 + token * 1e-5)
+    assert slowest_window(times) == pytest.approx(1.0, abs=1e-3)
+    late = [at + (0.5 if number > 700 else 0.0) for number, at in enumerate(times)]  # a pause of half a second
+    took = times[800] - times[700]
+    assert slowest_window(late) == pytest.approx(1 + 0.5 / took, rel=0.02)
+    assert slowest_window(times[:300]) is None
 
 
 def test_variation() -> None:

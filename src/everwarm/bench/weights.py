@@ -6,11 +6,13 @@ replayed (`weights_traces`); real requests run in a process of their own for eac
 whether speed stays the same, request after request, once everything is preloaded.
 """
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +30,7 @@ from everwarm.weights.policy import POLICIES
 from everwarm.weights.source import FileSource, PackSource
 
 NEAR = 0.03  # a smaller `--prefetch-ahead` is as good as the best one if it is this near
+WINDOW = 100  # tokens
 _HITS = 2000
 
 Tell = Callable[[str], None]
@@ -102,6 +105,7 @@ class Request:
     misses: int
     instance: str  # of the weight cache
     machine: float | None  # integer products per second, measured right after it: what the neighbours left over
+    slowest_window: float | None  # the slowest 100 tokens, relative to what their growing context explains
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +241,9 @@ def steady(asked: Asked, requests: int, tell: Tell) -> Steady:
         for number in range(requests):
             tell(f"request {number + 1} of {requests}")
             ids = prompt(asked.prompt_tokens, llm.config.vocab_size, number)
-            one = llm.generate(tokens=ids, max_tokens=asked.passes, ignore_eos=True, temperature=0.0)
+            times: list[float] = []
+            asked_for: dict[str, Any] = {"max_tokens": asked.passes, "ignore_eos": True, "temperature": 0.0}
+            one = llm.generate(tokens=ids, on_event=_stamp(times), **asked_for)
             done.append(
                 Request(
                     ttft_s=one.ttft_s,
@@ -246,6 +252,7 @@ def steady(asked: Asked, requests: int, tell: Tell) -> Steady:
                     misses=one.weights.misses,
                     instance=llm.weights.instance,
                     machine=engine.integer_peak() if engine else None,
+                    slowest_window=slowest_window(times),
                 )
             )
         problems += llm.weights.verify()
@@ -254,6 +261,24 @@ def steady(asked: Asked, requests: int, tell: Tell) -> Steady:
             used = sum(llm._source.sizes[name] for name in record_pass(llm))
             limit = measure_ceiling(llm.backend).read_bytes_s / used
     return Steady(done, [f"{problem.tensor} {problem.what}" for problem in problems], limit)
+
+
+def _stamp(times: list[float]) -> Callable[[object], None]:
+    return lambda _: times.append(time.perf_counter())
+
+
+def slowest_window(times: Sequence[float]) -> float | None:
+    """Times of tokens, cut into windows: the slowest, relative to a line through all. None if under three.
+
+    Attention takes time in proportion to the context, so without disturbance windows lie on a line. It is laid through
+    medians (Theil-Sen), which a slow window does not move.
+    """
+    took = [times[end] - times[end - WINDOW] for end in range(WINDOW, len(times), WINDOW)]
+    if len(took) < 3:
+        return None
+    slope = statistics.median((b - a) / (j - i) for (i, a), (j, b) in itertools.combinations(enumerate(took), 2))
+    start = statistics.median(seconds - slope * i for i, seconds in enumerate(took))
+    return max(seconds / (start + slope * i) for i, seconds in enumerate(took))
 
 
 def variation(values: Sequence[float]) -> float:

@@ -268,6 +268,7 @@ def _steadiness(found: Any) -> dict[str, Any]:
         "tok_s_variation": variation(speed),
         "decode_limit_tok_s": found.decode_limit_tok_s,
         "prefill_tok_s_least": min(one.prefill_tok_s for one in requests),
+        "slowest_window": max((one.slowest_window for one in requests if one.slowest_window), default=None),
         "machine_variation": variation(machine) if machine else None,
         "misses": sum(one.misses for one in requests),
         "instances": sorted({one.instance for one in requests}),
@@ -295,5 +296,7 @@ def _show_steady(told: dict[str, Any]) -> None:
     ]
     if machine is not None:
         lines.append(f"the machine itself, integer products after each request: variation {machine:.1%}")
+    if told["slowest_window"] is not None:
+        lines.append(f"slowest 100 tokens: {told['slowest_window']:.2f} x what their context explains")
     for line in lines:
         out.print(line, markup=False)
