@@ -138,10 +138,10 @@ def run(asked: Asked, tell: Tell) -> Report:
     traces = synthetic_rows(sizes, partial)
     largest = max(sizes, key=sizes.__getitem__)
     notes = [
-        f"{share:.0%}: {largest} alone ({sizes[largest]:,} bytes) exceeds the budget ({int(share * total):,}): the "
-        "optimum would keep a part of it, the cache keeps whole tensors only"
+        f"{share:.0%}: {largest} alone ({sizes[largest]:,} bytes) exceeds the budget ({int(share * total):,}), and all "
+        "others are less: the optimum would keep a part of it, the cache keeps whole tensors only"
         for share in partial
-        if sizes[largest] > share * total
+        if sizes[largest] > share * total > total - sizes[largest]
     ]
 
     usual = AHEAD if asked.form == "packed" else 0  # what is built is not built ahead unless asked for

@@ -256,6 +256,11 @@ def _steadiness(found: Any) -> dict[str, Any]:
 
     requests = found.requests
     machine = [one.machine for one in requests if one.machine is not None]
+    quiet = [
+        one
+        for before, one in zip([requests[0], *requests], requests, strict=False)
+        if machine and min(before.machine, one.machine) >= 0.9 * max(machine)
+    ]
     ttft, speed = [one.ttft_s for one in requests], [one.tok_s for one in requests]
     median = statistics.median(ttft)
     return {
@@ -268,6 +273,12 @@ def _steadiness(found: Any) -> dict[str, Any]:
         "tok_s_variation": variation(speed),
         "decode_limit_tok_s": found.decode_limit_tok_s,
         "prefill_tok_s_least": min(one.prefill_tok_s for one in requests),
+        "quiet_requests": len(quiet),
+        "quiet_tok_s_variation": variation([one.tok_s for one in quiet]) if quiet else None,
+        "quiet_ttft_worst_over_median": (
+            max(one.ttft_s for one in quiet) / statistics.median(one.ttft_s for one in quiet) if quiet else None
+        ),
+        "quiet_prefill_tok_s_least": min((one.prefill_tok_s for one in quiet), default=None),
         "slowest_window": max((one.slowest_window for one in requests if one.slowest_window), default=None),
         "machine_variation": variation(machine) if machine else None,
         "misses": sum(one.misses for one in requests),
@@ -296,6 +307,13 @@ def _show_steady(told: dict[str, Any]) -> None:
     ]
     if machine is not None:
         lines.append(f"the machine itself, integer products after each request: variation {machine:.1%}")
+    if told["quiet_requests"]:
+        lines.append(
+            f"{told['quiet_requests']} requests with the machine within 10 % of its best before and after: decode "
+            f"variation {told['quiet_tok_s_variation']:.1%}, worst first token "
+            f"{told['quiet_ttft_worst_over_median']:.2f} x the median, prefill at least "
+            f"{told['quiet_prefill_tok_s_least']:.0f} tok/s"
+        )
     if told["slowest_window"] is not None:
         lines.append(f"slowest 100 tokens: {told['slowest_window']:.2f} x what their context explains")
     for line in lines:
