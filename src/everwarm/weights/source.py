@@ -27,8 +27,8 @@ from everwarm.weights.pack import LAYOUT, Entry, Pack, write_pack
 
 _log = logging.getLogger(__name__)
 
-# What reading costs, to compare tensors by: their bytes, so that the policy keeps as many bytes as fit. By measured time
-# it would not: each read takes 0.3 ms whatever its size, so small tensors are dearer per byte. See ADR 6.
+# What reading costs, to compare tensors by: their bytes, so that the policy keeps as many bytes as fit. By measured
+# time it would not: each read takes 0.3 ms whatever its size, so small tensors are dearer per byte. See ADR 6.
 _READ_BYTES_S = 1e9
 
 Progress = Callable[[int, int], None]
