@@ -132,9 +132,10 @@ SETTINGS = {
         Setting(
             "prefetch_ahead",
             _number(0, 64),
-            1,
-            "layers that are read ahead of the computation if not everything fits; one hides the disk behind the "
-            "computation where it can be hidden, more takes more memory",
+            None,
+            "layers that are read ahead of the computation if not everything fits; more takes more memory (default: 1, "
+            "which hides the disk behind the computation where it can be hidden; 0 for weights that are not read but "
+            "built from the model file, which takes time away from the computation)",
         ),
         _choice("prefetch", ("on", "off"), "read layers ahead in the background"),
         Setting(

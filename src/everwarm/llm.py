@@ -528,7 +528,7 @@ def _free_bytes(path: Path) -> int:
 def _weight_cache(source: Source, settings: Mapping[str, config.Value]) -> WeightCache:
     said = {name: value.value for name, value in settings.items()}
     budget, ahead, window = said["weight_budget"], said["prefetch_ahead"], said["access_window"]
-    assert isinstance(ahead, int)
+    assert ahead is None or isinstance(ahead, int)
     assert isinstance(window, int)
     assert budget is None or isinstance(budget, int | config.Share)
     return WeightCache(

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from anthropic import Anthropic
 from anthropic.types import Message
-from running import LETTERS, TOOLS_TEMPLATE, Running, process, running
+from running import TOOLS_TEMPLATE, Running, process, running
 
 from everwarm.kv.chain import token_bytes
 from everwarm.server.serving import Limits

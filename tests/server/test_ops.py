@@ -193,8 +193,11 @@ def test_each_request_has_one_line_with_its_receipt(server: Running, caplog: pyt
         again = ask(server, stream=True, **asked)
         first, second = lines(caplog, 2)
     assert (first["id"], second["id"]) == (response.headers["x-request-id"], again.headers["x-request-id"])
-    assert (first["tier"], first["reason"], first["cached_tokens"]) == ("cold", "no such agent", 0)
-    assert (second["tier"], second["cached_tokens"]) == ("hot", first["prompt_tokens"] - 1)
+    receipt = response.json()["everwarm"]
+    assert {
+        name: first[name] for name in ("tier", "reason", "cached_tokens", "prompt_tokens")
+    }.items() <= receipt.items()
+    assert (second["tier"], second["reason"], second["cached_tokens"]) == ("hot", "exact", first["prompt_tokens"] - 1)
     assert (first["agent"], first["tenant"], first["status"]) == ("logged", "default", 200)
     assert (first["weight_hit_rate"], first["weight_misses"]) == (1.0, 0)
     assert first["finish"] in ("stop", "length")

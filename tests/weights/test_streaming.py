@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 import everwarm
-from everwarm.errors import PackError
+from everwarm.errors import EverwarmError, GGUFError, PackError
 from everwarm.weights import memory, pack
 from everwarm.weights.memory import Buffers
 from everwarm.weights.pack import Pack
+from everwarm.weights.stats import Counts
 from tiny import Tiny
 
 PROMPT = list(range(40, 60))
@@ -81,7 +82,7 @@ def test_a_read_error_reaches_the_caller_and_the_cache_goes_on(
         assert (llm.logits(PROMPT) == expected).all()
         with monkeypatch.context() as broken:
             broken.setattr(os, "preadv", _fails)
-            with pytest.raises(PackError, match="can't be read at"):
+            with pytest.raises(EverwarmError, match="can't be read at"):
                 llm.logits(PROMPT)
         assert (llm.logits(PROMPT) == expected).all()
         assert llm.weights.stats().resident_bytes <= llm.weights.budget
@@ -137,3 +138,35 @@ def test_packing_in_the_background_does_not_wait_for_the_step_that_waits_for_it(
         for _ in range(20):
             assert (llm.logits(PROMPT) == expected).all()
         assert llm.weights.stats().prefetch_hits > 0
+
+
+@pytest.mark.parametrize("backend", ["native", "reference"])
+@pytest.mark.parametrize("kind", ["F32", "F16", "Q4_0", "Q4_1", "Q5_1", "Q8_0", "Q4_K", "Q6_K"])
+def test_rows_of_the_embedding_are_read_by_themselves_and_are_the_same(
+    tmp_path: Path, home: Path, backend: str, kind: str
+) -> None:
+    """Of a model whose output is a matrix of its own, the embedding is never needed as a whole."""
+    path = tmp_path / "model.gguf"
+    Tiny(type=kind, layers=6, tied=False).write(path)
+    with everwarm.load(path, backend=backend) as llm:
+        expected = llm.logits(PROMPT)
+    with everwarm.load(path, backend=backend, weight_budget="50%") as llm:
+        for _ in range(2):
+            assert (llm.logits(PROMPT) == expected).all()
+        llm.generate(tokens=PROMPT, max_tokens=2)  # the cache plans, and has no reason to keep it
+        stats = llm.weights.stats()
+        assert stats.by_tensor["token_embd.weight"] == Counts()
+        assert stats.by_tensor["output.weight"].uses > 0
+        llm.weights.preload(["token_embd.weight"])
+        assert (llm.logits(PROMPT) == expected).all()
+
+
+def test_a_model_file_that_is_cut_under_a_running_process_is_an_error_and_no_crash(model: Path, home: Path) -> None:
+    with everwarm.load(model, weight_budget="50%", prefetch="off", verify="eager") as llm:
+        expected = llm.logits(PROMPT)
+        whole = model.read_bytes()
+        os.truncate(model, 4096)
+        with pytest.raises(GGUFError, match="shorter than when it was opened"):
+            llm.logits(PROMPT)
+        model.write_bytes(whole)
+        assert (llm.logits(PROMPT) == expected).all()

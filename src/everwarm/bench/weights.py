@@ -6,18 +6,22 @@ replayed (`weights_traces`); real requests run in a process of their own for eac
 whether speed stays the same, request after request, once everything is preloaded.
 """
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from everwarm.bench.optimum import optimum
+from everwarm.bench.speed import measure_ceiling
 from everwarm.bench.weights_row import FILE, FORMS, NO_CACHE, PACK, WARMUP, Row, Setup, measure, prompt
 from everwarm.bench.weights_traces import TraceRow, record_pass, synthetic_rows
 from everwarm.errors import ConfigError
+from everwarm.kernels.native import NativeBackend
 from everwarm.llm import LLM, load
 from everwarm.weights.cache import AHEAD, WeightCache
 from everwarm.weights.memory import Buffers
@@ -26,6 +30,7 @@ from everwarm.weights.policy import POLICIES
 from everwarm.weights.source import FileSource, PackSource
 
 NEAR = 0.03  # a smaller `--prefetch-ahead` is as good as the best one if it is this near
+WINDOW = 100  # tokens
 _HITS = 2000
 
 Tell = Callable[[str], None]
@@ -68,6 +73,9 @@ class RealRow:
     budget: float
     optimum: float
     row: Row
+    weights_rss: int | None = (
+        None  # peak RSS less what loading took and what the row that keeps all has besides weights
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +104,17 @@ class Request:
     tok_s: float
     misses: int
     instance: str  # of the weight cache
+    machine: float | None  # integer products per second, measured right after it: what the neighbours left over
+    slowest_window: float | None  # the slowest 100 tokens, relative to what their growing context explains
+
+
+@dataclass(frozen=True, slots=True)
+class Steady:
+    """Consecutive requests, and what to compare them with."""
+
+    requests: list[Request]
+    problems: list[str]  # what `verify` found before and after
+    decode_limit_tok_s: float | None  # if each token read the weights once, at the speed of memory
 
 
 def run(asked: Asked, tell: Tell) -> Report:
@@ -119,13 +138,15 @@ def run(asked: Asked, tell: Tell) -> Report:
     traces = synthetic_rows(sizes, partial)
     largest = max(sizes, key=sizes.__getitem__)
     notes = [
-        f"{share:.0%}: {largest} alone ({sizes[largest]:,} bytes) exceeds the budget ({int(share * total):,}): the "
-        "optimum would keep a part of it, the cache keeps whole tensors only"
+        f"{share:.0%}: {largest} alone ({sizes[largest]:,} bytes) exceeds the budget ({int(share * total):,}), and all "
+        "others are less: the optimum would keep a part of it, the cache keeps whole tensors only"
         for share in partial
-        if sizes[largest] > share * total
+        if sizes[largest] > share * total > total - sizes[largest]
     ]
 
-    def setup(share: float, policy: str, ahead: int = AHEAD, source: str = PACK) -> Setup:
+    usual = AHEAD if asked.form == "packed" else 0  # what is built is not built ahead unless asked for
+
+    def setup(share: float, policy: str, ahead: int = usual, source: str = PACK) -> Setup:
         budget = least if policy == NO_CACHE else int(share * total)
         return Setup(
             str(asked.model), asked.form, budget, policy, ahead, asked.passes, asked.prompt_tokens, source,
@@ -143,6 +164,13 @@ def run(asked: Asked, tell: Tell) -> Report:
             tell(f"real requests: budget {share:g}, {policy}")
             name = policy if share in partial else "all kept"
             rows.append(RealRow(name, share, best, measure(setup(share, policy))))
+    whole = [one.row for one in rows if one.budget == 1]
+    if whole:  # its weights are mapped from the pack, or, as f32, all in anonymous memory
+        besides = whole[0].anonymous_rss - (0 if asked.form == "packed" else total)
+        rows = [
+            replace(one, weights_rss=one.row.peak_rss - one.row.loaded_rss - besides) if 0 < one.budget < 1 else one
+            for one in rows
+        ]
     prefetch = []
     for ahead in asked.ahead if partial else ():
         tell(f"real requests: {ahead} layers ahead")
@@ -164,7 +192,7 @@ def measure_access(llm: LLM) -> list[Access]:
     source = FileSource(llm._file, llm.backend)
     pack = llm._source if isinstance(llm._source, PackSource) else None
     cache = WeightCache(source, sum(source.sizes.values()))
-    buffers = Buffers(spare_bytes=max(source.sizes.values()))
+    buffers = Buffers(limit=max(source.sizes.values()))
     found: dict[str, list[tuple[int, float, float, float, bool]]] = {}
     for name, size in source.sizes.items():
         started = time.perf_counter()
@@ -202,23 +230,60 @@ def measure_access(llm: LLM) -> list[Access]:
     ]
 
 
-def steady(asked: Asked, requests: int, tell: Tell) -> tuple[list[Request], list[str]]:
-    """Consecutive requests after `preload`, none of them to warm up; and what `verify` found before and after."""
+def steady(asked: Asked, requests: int, tell: Tell) -> Steady:
+    """Consecutive requests after `preload`, none of them to warm up."""
     tell("loading everything")
     done = []
     with load(asked.model, backend=FORMS[asked.form], threads=asked.threads, pack="on", verify="eager") as llm:
+        engine = llm.backend.engine if isinstance(llm.backend, NativeBackend) else None
         llm.weights.preload()
         problems = llm.weights.verify()
         for number in range(requests):
             tell(f"request {number + 1} of {requests}")
             ids = prompt(asked.prompt_tokens, llm.config.vocab_size, number)
-            misses = llm.weights.totals().misses
-            one = llm.generate(tokens=ids, max_tokens=asked.passes, ignore_eos=True, temperature=0.0, cache=False)
-            missed = llm.weights.totals().misses - misses
-            speed = one.decode_tok_s or 1 / one.ttft_s
-            done.append(Request(one.ttft_s, len(ids) / one.ttft_s, speed, missed, llm.weights.instance))
+            times: list[float] = []
+            asked_for: dict[str, Any] = {
+                "max_tokens": asked.passes,
+                "ignore_eos": True,
+                "temperature": 0.0,
+                "cache": False,
+            }
+            one = llm.generate(tokens=ids, on_event=_stamp(times), **asked_for)
+            done.append(
+                Request(
+                    ttft_s=one.ttft_s,
+                    prefill_tok_s=len(ids) / one.ttft_s,
+                    tok_s=one.decode_tok_s or 1 / one.ttft_s,
+                    misses=one.weights.misses,
+                    instance=llm.weights.instance,
+                    machine=engine.integer_peak() if engine else None,
+                    slowest_window=slowest_window(times),
+                )
+            )
         problems += llm.weights.verify()
-    return done, [f"{problem.tensor} {problem.what}" for problem in problems]
+        limit = None
+        if isinstance(llm.backend, NativeBackend):
+            used = sum(llm._source.sizes[name] for name in record_pass(llm))
+            limit = measure_ceiling(llm.backend).read_bytes_s / used
+    return Steady(done, [f"{problem.tensor} {problem.what}" for problem in problems], limit)
+
+
+def _stamp(times: list[float]) -> Callable[[object], None]:
+    return lambda _: times.append(time.perf_counter())
+
+
+def slowest_window(times: Sequence[float]) -> float | None:
+    """Times of tokens, cut into windows: the slowest, relative to a line through all. None if under three.
+
+    Attention takes time in proportion to the context, so without disturbance windows lie on a line. It is laid through
+    medians (Theil-Sen), which a slow window does not move.
+    """
+    took = [times[end] - times[end - WINDOW] for end in range(WINDOW, len(times), WINDOW)]
+    if len(took) < 3:
+        return None
+    slope = statistics.median((b - a) / (j - i) for (i, a), (j, b) in itertools.combinations(enumerate(took), 2))
+    start = statistics.median(seconds - slope * i for i, seconds in enumerate(took))
+    return max(seconds / (start + slope * i) for i, seconds in enumerate(took))
 
 
 def variation(values: Sequence[float]) -> float:

@@ -12,6 +12,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -62,6 +63,7 @@ class Row:
     import_rss: int  # bytes, after importing everwarm
     loaded_rss: int  # after opening the model, before the first weight
     peak_rss: int
+    anonymous_rss: int  # what is no file's on top of `loaded_rss`, in the midst of one more request
     peak_weights: int  # what the cache says it held at most, ring included
     ring_bytes: int
     tokens: int
@@ -107,15 +109,17 @@ def run(setup: Setup) -> Row:
             from everwarm.weights.source import FileSource
 
             source = llm._source if setup.source == PACK else FileSource(llm._file, llm.backend)
-            room = Buffers(spare_bytes=2 * max(source.sizes.values()))
+            room = Buffers(limit=2 * max(source.sizes.values()))
             llm.model = Transformer(llm.config, Uncached(source, room), llm.backend)
-        loaded_rss = memory("VmRSS")
+        loaded_rss, loaded_anonymous = memory("VmRSS"), memory("RssAnon")
         each = _UNCACHED_TOKENS if setup.policy == NO_CACHE else math.ceil(setup.passes / REQUESTS)
         vocab = llm.config.vocab_size
 
-        def request(number: int, tokens: int) -> tuple[float, float]:
+        def request(number: int, tokens: int, on_event: Callable[[object], None] | None = None) -> tuple[float, float]:
             ids = prompt(setup.prompt_tokens, vocab, number)
-            done = llm.generate(tokens=ids, max_tokens=tokens, ignore_eos=True, temperature=0.0, cache=False)
+            done = llm.generate(
+                tokens=ids, max_tokens=tokens, ignore_eos=True, temperature=0.0, on_event=on_event, cache=False
+            )
             return done.ttft_s, done.decode_tok_s or 1 / done.ttft_s
 
         cold_ttft = request(0, WARMUP_TOKENS if setup.policy != NO_CACHE else 1)[0]
@@ -126,6 +130,8 @@ def run(setup: Setup) -> Row:
         cpu, disk = time.process_time() - cpu, disk_bytes() - disk
         stats = llm.weights.stats()
         counts = stats - before
+        anonymous: list[int] = []
+        request(WARMUP + REQUESTS, 2, lambda _: anonymous.append(memory("RssAnon") - loaded_anonymous))
         tokens = REQUESTS * each
         used = counts.hit_bytes + counts.prefetch_hit_bytes + counts.miss_bytes
         speeds = [tok_s for _, tok_s in done]
@@ -147,6 +153,7 @@ def run(setup: Setup) -> Row:
             import_rss=import_rss,
             loaded_rss=loaded_rss,
             peak_rss=memory("VmHWM"),
+            anonymous_rss=max(anonymous),
             peak_weights=stats.peak_bytes,
             ring_bytes=stats.ring_bytes,
             tokens=tokens,
@@ -154,7 +161,7 @@ def run(setup: Setup) -> Row:
 
 
 def memory(field: str) -> int:
-    """Bytes: VmRSS is what this process has in RAM now, VmHWM the most it ever had."""
+    """Bytes: VmRSS is what this process has in RAM now, RssAnon what of it is no file's, VmHWM the most it ever had."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(field + ":"):
             return int(line.split()[1]) * 1024

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from everwarm.bench import optimum
-from everwarm.kernels.backend import Weight
+from everwarm.kernels.backend import F32, Weight
 from everwarm.llm import LLM
 from everwarm.model.transformer import Span, Transformer
 from everwarm.weights.cache import WeightCache
@@ -20,7 +20,6 @@ from everwarm.weights.memory import Buffers
 from everwarm.weights.policy import POLICIES
 from everwarm.weights.source import Built, Source
 from everwarm.weights.stats import Counts
-from everwarm.weights.tracker import AccessTracker
 
 REQUEST = 4  # passes after which the cache may plan again, as after a generation
 WARMUP, MEASURED = 4, 4  # requests
@@ -50,6 +49,9 @@ class Uncached(WeightCache):
 
     def get(self, name: str) -> Weight:
         return self._from.build(name, self._into).tensor
+
+    def table(self, name: str) -> None:
+        """Nothing is kept, so rows are read by themselves."""
 
 
 class Recorder(Uncached):
@@ -100,15 +102,14 @@ def replay(trace: Sequence[str], sizes: Mapping[str, int], budget: int, policy: 
     """Run a trace through the cache, a pass being as many accesses as there are tensors; counts after the warm-up."""
     clock = _Clock()
     cache = WeightCache(StandIn(sizes), budget, policy, background=False, window_s=WINDOW_S, clock=clock)
-    cache.tracker = _BySize(sizes, clock)
     before = Counts()
     for number, start in enumerate(range(0, len(trace), len(sizes))):
         if number == REQUEST * WARMUP:
             before = cache.stats()
-        for name in trace[start : start + len(sizes)]:
-            cache.get(name)
-        clock.now += 1.0
-        cache.tick()
+        with cache.computing():
+            for name in trace[start : start + len(sizes)]:
+                cache.get(name)
+            clock.now += 1.0
         if number % REQUEST == REQUEST - 1:
             cache.optimize()
     counts = cache.stats() - before
@@ -127,25 +128,19 @@ class _Clock:
 
 
 class StandIn:
-    """Says that its tensors have these sizes, and gives a byte for each."""
+    """Says that its tensors have these sizes and take time in proportion to them, and gives a byte for each."""
+
+    reads = True
 
     def __init__(self, sizes: Mapping[str, int]) -> None:
         self.sizes = sizes
 
     def build(self, name: str, buffers: Buffers | None) -> Built:
         byte = np.zeros(1, np.uint8)
-        return Built(byte, byte, byte)
+        return Built(byte, byte, byte, self.sizes[name] / _BYTES_S)
+
+    def rows(self, name: str, numbers: Sequence[int]) -> F32:
+        raise NotImplementedError
 
     def checksum(self, name: str) -> str | None:
         return None
-
-
-class _BySize(AccessTracker):
-    """Believes that a tensor takes time in proportion to its size, whatever was measured."""
-
-    def __init__(self, sizes: Mapping[str, int], clock: _Clock) -> None:
-        super().__init__(WINDOW_S, clock)
-        self._sizes = sizes
-
-    def materialised(self, name: str, seconds: float) -> None:
-        super().materialised(name, self._sizes[name] / _BYTES_S)

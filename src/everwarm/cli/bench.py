@@ -100,8 +100,7 @@ def weights(
     )  # fmt: skip
     head = {"model": path.name, "form": form, "threads": threads or config.cores(), "prompt_tokens": prompt_tokens}
     if steady is not None:
-        requests, problems = bench.steady(asked, steady, _teller())
-        told = {"benchmark": "weights steady"} | head | _steadiness(requests, problems)
+        told = {"benchmark": "weights steady"} | head | _steadiness(bench.steady(asked, steady, _teller()))
         if not as_json:
             _show_steady(told)
         print_json(told)
@@ -204,17 +203,20 @@ def _show_weights(report: Any) -> None:
     for note in report.notes:
         out.print(note, markup=False)
 
-    real = _table("\nreal requests", "kept", "ahead", "waited", "tok/s", "CPU ms", "disk MB", "peak MiB")
+    real = _table("\nreal requests", "kept", "ahead", "waited", "tok/s", "CPU ms", "disk MB", "peak MiB", "weights")
     for row in report.rows:
         one = row.row
         real.add_row(
             f"{row.budget:.0%} {row.name}" if row.budget else row.name, f"{one.hit_rate:.1%}", f"{one.ring_rate:.1%}",
             f"{one.miss_rate:.1%}", f"{one.tok_s:.1f} ±{one.spread:.0%}", f"{one.cpu_s * 1e3:.0f}",
             f"{one.disk_bytes / 1e6:.1f}", f"{(one.peak_rss - one.import_rss) / 2**20:.0f}",
+            f"{row.weights_rss / 2**20:.0f}" if row.weights_rss is not None else "",
         )  # fmt: skip
     out.print(real)
     out.print(
-        "shares of bytes; CPU time and bytes from disk per token; peak RSS above that after import\n", markup=False
+        "shares of bytes; CPU time and bytes from disk per token; peak RSS above that after import, in MiB, and what "
+        "of it is weights: without what loading took, KV and activations, as in the row that keeps all\n",
+        markup=False,
     )
     if report.prefetch:
         _show_prefetch(report)
@@ -254,9 +256,16 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def _steadiness(requests: Any, problems: list[str]) -> dict[str, Any]:
+def _steadiness(found: Any) -> dict[str, Any]:
     from everwarm.bench.weights import variation
 
+    requests = found.requests
+    machine = [one.machine for one in requests if one.machine is not None]
+    quiet = [
+        one
+        for before, one in zip([requests[0], *requests], requests, strict=False)
+        if machine and min(before.machine, one.machine) >= 0.9 * max(machine)
+    ]
     ttft, speed = [one.ttft_s for one in requests], [one.tok_s for one in requests]
     median = statistics.median(ttft)
     return {
@@ -267,10 +276,19 @@ def _steadiness(requests: Any, problems: list[str]) -> dict[str, Any]:
         "ttft_worst_over_median": max(ttft) / median,
         "tok_s_median": statistics.median(speed),
         "tok_s_variation": variation(speed),
+        "decode_limit_tok_s": found.decode_limit_tok_s,
         "prefill_tok_s_least": min(one.prefill_tok_s for one in requests),
+        "quiet_requests": len(quiet),
+        "quiet_tok_s_variation": variation([one.tok_s for one in quiet]) if quiet else None,
+        "quiet_ttft_worst_over_median": (
+            max(one.ttft_s for one in quiet) / statistics.median(one.ttft_s for one in quiet) if quiet else None
+        ),
+        "quiet_prefill_tok_s_least": min((one.prefill_tok_s for one in quiet), default=None),
+        "slowest_window": max((one.slowest_window for one in requests if one.slowest_window), default=None),
+        "machine_variation": variation(machine) if machine else None,
         "misses": sum(one.misses for one in requests),
         "instances": sorted({one.instance for one in requests}),
-        "problems": problems,
+        "problems": found.problems,
     }
 
 
@@ -282,11 +300,26 @@ def _show_steady(told: dict[str, Any]) -> None:
             str(one["misses"]), one["instance"],
         )  # fmt: skip
     out.print(table)
-    out.print(
+    limit, machine = told["decode_limit_tok_s"], told["machine_variation"]
+    lines = [
         f"first token: median {told['ttft_median_s'] * 1e3:.1f} ms, request 1 {told['ttft_first_over_median']:.2f} x, "
-        f"worst {told['ttft_worst_over_median']:.2f} x of it, variation {told['ttft_variation']:.1%}; "
-        f"decode: median {told['tok_s_median']:.1f} tok/s, variation {told['tok_s_variation']:.1%}; "
-        f"prefill: at least {told['prefill_tok_s_least']:.0f} tok/s; {told['misses']} misses; "
-        f"{len(told['instances'])} weight cache; verify: {'; '.join(told['problems']) or 'no problem'}",
-        markup=False,
-    )
+        f"worst {told['ttft_worst_over_median']:.2f} x of it, variation {told['ttft_variation']:.1%}",
+        f"decode: median {told['tok_s_median']:.1f} tok/s, variation {told['tok_s_variation']:.1%}"
+        + (f"; memory allows {limit:.0f} tok/s" if limit else ""),
+        f"prefill: at least {told['prefill_tok_s_least']:.0f} tok/s",
+        f"{told['misses']} misses, {len(told['instances'])} weight cache; verify: "
+        f"{'; '.join(told['problems']) or 'no problem'}",
+    ]
+    if machine is not None:
+        lines.append(f"the machine itself, integer products after each request: variation {machine:.1%}")
+    if told["quiet_requests"]:
+        lines.append(
+            f"{told['quiet_requests']} requests with the machine within 10 % of its best before and after: decode "
+            f"variation {told['quiet_tok_s_variation']:.1%}, worst first token "
+            f"{told['quiet_ttft_worst_over_median']:.2f} x the median, prefill at least "
+            f"{told['quiet_prefill_tok_s_least']:.0f} tok/s"
+        )
+    if told["slowest_window"] is not None:
+        lines.append(f"slowest 100 tokens: {told['slowest_window']:.2f} x what their context explains")
+    for line in lines:
+        out.print(line, markup=False)

@@ -96,7 +96,11 @@ class Span:
 class Step(Protocol):
     """The operations of one step over a flat batch of spans."""
 
-    def embed(self, table: Weight) -> Array: ...
+    def embed(self, table: Weight) -> Array:
+        """The rows of a table that the tokens name."""
+
+    def start(self, rows: F32) -> Array:
+        """Rows that were looked up elsewhere, instead of `embed`."""
 
     def norm(self, x: Array, weight: F32, epsilon: float) -> Array: ...
 

@@ -117,6 +117,11 @@ class NativeStep:
         self._engine.embed(table, tokens, x)
         return x
 
+    def start(self, rows: F32) -> _native.Rows:
+        x = self._backend.rows("x", rows.shape[1])
+        x.set(rows)
+        return x
+
     def norm(self, x: _native.Rows, weight: F32, epsilon: float) -> _native.Rows:
         h = self._backend.rows("h", x.width)
         self._engine.norm(x, weight, epsilon, h, True)

@@ -172,6 +172,9 @@ class ReferenceStep:
     def embed(self, table: F32) -> F32:
         return embed(table, np.concatenate([np.asarray(span.tokens, np.int32) for span in self._spans]))
 
+    def start(self, rows: F32) -> F32:
+        return rows
+
     @_timed("other")
     def norm(self, x: F32, weight: F32, epsilon: float) -> F32:
         return rms_norm(x, weight, epsilon)

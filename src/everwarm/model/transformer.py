@@ -35,9 +35,9 @@ class Transformer:
     def forward(self, spans: Sequence[Span]) -> F32:
         """Logits (rows asked for, vocab), in the order of the spans."""
         config, weight, matrix = self.config, self.weights.get, self._matrix
-        self.weights.tick()
-        with self.backend.step(spans, self._rotary) as step:
-            x = step.embed(weight(tensors.EMBEDDING))  # (rows, width)
+        with self.weights.computing(), self.backend.step(spans, self._rotary) as step:
+            table = self.weights.table(tensors.EMBEDDING)
+            x = step.embed(table) if table is not None else step.start(self._looked_up(spans))  # (rows, width)
             for layer in range(config.layers):
                 self.weights.enter(layer)
                 block = f"blk.{layer}."
@@ -51,6 +51,9 @@ class Transformer:
                 h = step.gated(h, matrix(block + "ffn_gate"), matrix(block + "ffn_up"))
                 x = step.add_linear(x, h, matrix(block + "ffn_down"))
             return step.logits(x, weight(tensors.OUTPUT_NORM), config.norm_epsilon, weight(self._output))
+
+    def _looked_up(self, spans: Sequence[Span]) -> F32:
+        return self.weights.rows(tensors.EMBEDDING, [token for span in spans for token in span.tokens])
 
     def _matrix(self, name: str) -> Affine:
         bias = self.weights.get(name + ".bias") if name + ".bias" in self.weights else None

@@ -6,6 +6,7 @@ routes get is what the client sent.
 """
 
 import asyncio
+import contextlib
 import re
 
 from fastapi import Request
@@ -28,6 +29,11 @@ BODY_S = 60.0
 """How long a client may take to send its body."""
 
 
+LINGER_S = 5.0
+MOST_LINGER = 256 << 20
+"""How long, and how much, is still read of a body that was refused."""
+
+
 class Guard:
     """ASGI middleware: refuses what no route should see."""
 
@@ -39,7 +45,7 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        path = scope["path"]
+        path, body = scope["path"], None
         try:
             if path not in OPEN:
                 self._serving.tenant(Request(scope))
@@ -49,9 +55,10 @@ class Guard:
                     _check(body)
                 receive = _again(body, receive)
         except ApiError as error:
-            refusal = response(error, path)
-            refusal.headers["Connection"] = "close"  # the rest of the body is not read
-            await refusal(scope, receive, send)
+            if body is None:
+                await _refuse(error, scope, receive, send)
+            else:
+                await response(error, path)(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
@@ -75,6 +82,25 @@ class Guard:
                         return b"".join(parts)
         except TimeoutError:
             raise ApiError(408, f"the body did not come within {BODY_S:g} s", "timeout_error") from None
+
+
+async def _refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer at once. Most clients read no answer before they have sent all of the body, and lose it if the connection
+    is reset meanwhile: what still comes is thrown away, for a while.
+    """
+    refusal = response(error, scope["path"])
+    refusal.headers["Connection"] = "close"
+    await send({"type": "http.response.start", "status": refusal.status_code, "headers": refusal.raw_headers})
+    await send({"type": "http.response.body", "body": refusal.body, "more_body": True})
+    left = MOST_LINGER
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LINGER_S):
+            while left > 0:
+                message = await receive()
+                if message["type"] == "http.disconnect" or not message.get("more_body", False):
+                    break
+                left -= len(message["body"])
+    await send({"type": "http.response.body", "body": b""})
 
 
 def _is_json(scope: Scope) -> bool:

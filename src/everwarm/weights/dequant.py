@@ -21,18 +21,27 @@ SUPPORTED: frozenset[TensorType] = frozenset({TensorType.F32, *_FORMATS})
 _CHUNK_ELEMENTS = 1 << 18  # 1 MiB of output
 
 
-def dequantize(data: npt.NDArray[np.uint8], type: TensorType, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:  # noqa: A002
-    """Raw bytes (uint8, 1-D) of a tensor -> float32 array of `shape` (NumPy order, outermost first).
+def dequantize(
+    data: npt.NDArray[np.uint8],
+    type: TensorType,  # noqa: A002
+    shape: tuple[int, ...],
+    out: npt.NDArray[np.float32] | None = None,
+) -> npt.NDArray[np.float32]:
+    """Raw bytes (uint8, 1-D) of a tensor -> float32 array of `shape` (NumPy order, outermost first), in `out` (1-D).
 
-    F32 comes back read-only: it is a view of `data` where alignment allows, so that no copy of the file is made.
+    Without `out`, F32 comes back read-only: a view of `data` where alignment allows, so that the file is not copied.
     """
     _check(data, type, shape)
     data = np.ascontiguousarray(data)
     if type is TensorType.F32:
-        return _as_f32(data).reshape(shape)
+        if out is None:
+            return _as_f32(data).reshape(shape)
+        out[:] = _as_f32(data)
+        return out.reshape(shape)
     decode = _FORMATS[type].decode
     blocks = data.view(_FORMATS[type].layout)
-    out = np.empty(math.prod(shape), np.float32)
+    if out is None:
+        out = np.empty(math.prod(shape), np.float32)
     step = max(1, _CHUNK_ELEMENTS // type.block_elements)
     with np.errstate(over="ignore", invalid="ignore"):  # scales in a file may be anything
         for start in range(0, len(blocks), step):

@@ -1,8 +1,9 @@
 """A GGUF file, or all parts of a split one: metadata and tensors, mapped and checked.
 
 In: the path of a .gguf file (of a split one: of any part). Out: `metadata`, `tensors`, and `data(name)`, a view into
-the mapping. Invariant: once a `GGUFFile` exists, every tensor lies inside its file, aligned, in whole blocks and apart
-from all others, so `data()` can't fail for a known name while the file stays as it is. What is wrong is a `GGUFError`.
+the mapping, or `read(name)`, a copy. Invariant: once a `GGUFFile` exists, every tensor lies inside its file, aligned,
+in whole blocks and apart from all others, so `data()` can't fail for a known name while the file stays as it is. What
+is wrong is a `GGUFError`.
 
     gguf.py            the model: its parts, looked up by name
     gguf_part.py       one file: header, tensor infos
@@ -14,12 +15,15 @@ Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
 import difflib
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Self
+
+import numpy as np
 
 from everwarm.types import Metadata
 from everwarm.weights.gguf_bytes import DAMAGED, Bytes, shown
@@ -53,13 +57,34 @@ class GGUFFile:
 
     def data(self, name: str) -> Bytes:
         """The bytes of a tensor: read-only, one-dimensional, a view into the mapping."""
+        info = self._info(name)
+        return self._parts[info.part].file.view(info.offset, info.size_bytes)
+
+    def read(self, name: str) -> Bytes:
+        """The bytes of a tensor in memory of their own."""
+        info = self._info(name)
+        out = np.empty(info.size_bytes, np.uint8)
+        self._parts[info.part].file.read_into(out, info.offset)
+        return out
+
+    def read_rows(self, name: str, numbers: Sequence[int]) -> Bytes:
+        """The bytes of some rows of a matrix, one row behind the other, in memory of their own."""
+        info = self._info(name)
+        row_bytes = info.type.size_bytes(info.shape[-1])
+        out = np.empty((len(numbers), row_bytes), np.uint8)
+        for row, number in zip(out, numbers, strict=True):
+            assert 0 <= number < math.prod(info.shape[:-1])
+            self._parts[info.part].file.read_into(row, info.offset + number * row_bytes)
+        return out.reshape(-1)
+
+    def _info(self, name: str) -> TensorInfo:
         info = self.tensors.get(name)
         if info is None:
             nearest = (
                 ", ".join(shown(near) for near in difflib.get_close_matches(name, self.tensors)) or "none is similar"
             )
             raise self._parts[0].file.error(f"no tensor {shown(name)} among {len(self.tensors):,}; nearest: {nearest}")
-        return self._parts[info.part].file.view(info.offset, info.size_bytes)
+        return info
 
     def close(self) -> None:
         """Unmap the files; one that still has views on it goes with the last of them."""

@@ -53,13 +53,30 @@ class MappedFile:
                 raise self.error("is empty (0 bytes); fetch it again")
             self._map: mmap.mmap | None = mmap.mmap(descriptor, self.size_bytes, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as problem:
-            raise self.error(f"can't be mapped ({_reason(problem)}); copy it to a local disk") from None
-        finally:
             os.close(descriptor)
+            raise self.error(f"can't be mapped ({_reason(problem)}); copy it to a local disk") from None
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self._descriptor: int | None = descriptor
 
     def view(self, offset: int, size: int) -> Bytes:
         """A read-only window on the mapping: no copy."""
         return np.frombuffer(self.mapping(), np.uint8, size, offset)
+
+    def read_into(self, out: Bytes, offset: int) -> None:
+        """Fill `out` from `offset` on. Unlike a view, it takes no memory beside it, and a shorter file is an error."""
+        if self._descriptor is None:
+            raise self.error("is closed; read what you need before close()")
+        done = 0
+        while done < out.nbytes:
+            try:
+                count = os.preadv(self._descriptor, [out.data[done:]], offset + done)
+            except OSError as problem:
+                raise self.error(f"can't be read at byte {offset + done:,} ({_reason(problem)})") from None
+            if not count:
+                raise self.error(f"ends at byte {offset + done:,}, shorter than when it was opened; open it again")
+            done += count
 
     def mapping(self) -> mmap.mmap:
         """The mapping itself, once it is sure that the file still holds all of it."""
@@ -76,6 +93,9 @@ class MappedFile:
             with suppress(BufferError):  # someone holds a view, and with it the mapping
                 self._map.close()
             self._map = None
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
 
     def error(self, text: str) -> GGUFError:
         """A message of one line whatever the path and the file put into it."""

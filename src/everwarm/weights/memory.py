@@ -25,23 +25,34 @@ _HUGE = 2 << 20
 
 
 class Buffers:
-    """Page-aligned arrays. Up to `spare_bytes` of what comes back is kept for reuse, the rest goes to the system."""
+    """Page-aligned arrays. What comes back is kept for reuse as long as all that was taken from the system, in use or
+    not, stays within `limit` bytes; the rest goes back to the system, before more is taken.
+    """
 
-    def __init__(self, spare_bytes: int = 0) -> None:
-        self.spare_bytes = spare_bytes
+    def __init__(self, limit: int = 0) -> None:
+        self.limit = limit
         self._lock = threading.Lock()
         self._returned: deque[mmap.mmap] = deque()  # by finalizers, which may run anywhere, so they take no lock
-        self._spare: dict[int, list[mmap.mmap]] = {}
-        self._kept = 0
+        self._spare: dict[int, list[mmap.mmap]] = {}  # by size
+        self._taken = 0  # from the system, bytes
+
+    @property
+    def taken_bytes(self) -> int:
+        """What the system has given and not got back: in use, or spare."""
+        with self._lock:
+            self._settle(0)
+            return self._taken
 
     def take(self, size: int) -> U8:
         """An array of at least `size` bytes: whole pages."""
         capacity = max(1, -(-size // PAGE)) * PAGE
         with self._lock:
-            self._settle()
+            self._settle(0)
             same = self._spare.get(capacity)
             memory = same.pop() if same else None
-            self._kept -= capacity if memory else 0
+            if memory is None:
+                self._settle(capacity)
+                self._taken += capacity
         if memory is None:
             memory = mmap.mmap(-1, capacity, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             if capacity >= _HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
@@ -53,16 +64,44 @@ class Buffers:
     def trim(self) -> None:
         """Give the spare memory back to the system."""
         with self._lock:
-            self._settle()
-            self._spare.clear()
-            self._kept = 0
+            self._settle(self.limit)
 
-    def _settle(self) -> None:
+    def _settle(self, more: int) -> None:
+        """Note what has come back, and let spare memory go until `more` bytes fit into the limit."""
         while self._returned:
             memory = self._returned.popleft()
-            if self._kept + len(memory) <= self.spare_bytes:
-                self._spare.setdefault(len(memory), []).append(memory)
-                self._kept += len(memory)
+            self._spare.setdefault(len(memory), []).append(memory)
+        for size in sorted(self._spare, reverse=True) if self._taken + more > self.limit else ():
+            while self._spare[size] and self._taken + more > self.limit:
+                self._spare[size].pop()  # nobody refers to it any more, so it is unmapped here
+                self._taken -= size
+
+
+class InUse:
+    """Bytes of memory that someone refers to, or is about to fill; and the most there ever were."""
+
+    def __init__(self) -> None:
+        self.peak = 0
+        self._bytes = 0
+        self._dead: deque[int] = deque()  # sizes that nobody uses any more; appended to by finalizers
+
+    @property
+    def bytes(self) -> int:
+        while self._dead:
+            self._bytes -= self._dead.popleft()
+        return self._bytes
+
+    def expect(self, size: int) -> None:
+        """So many bytes are about to be filled: `hold` or `give_up` must follow."""
+        self._bytes = self.bytes + size
+        self.peak = max(self.peak, self._bytes)
+
+    def give_up(self, size: int) -> None:
+        self._bytes -= size
+
+    def hold(self, root: npt.NDArray[Any], size: int) -> None:
+        """They are in use as long as this array, or a view of it, is."""
+        when_unused(root, self._dead.append, size)
 
 
 def root_of(array: npt.NDArray[Any]) -> npt.NDArray[Any]:

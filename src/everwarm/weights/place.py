@@ -5,7 +5,7 @@ layer and part of each, and the stages of a pass in order: what is needed before
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 _BLOCK = re.compile(r"blk\.(\d+)\.(attn|ffn)?")
@@ -25,11 +25,21 @@ def place_of(name: str) -> Place:
     return Place(int(found[1]), _PARTS.get(found[2], "other")) if found else Place(None, "other")
 
 
-def stages(names: Iterable[str]) -> tuple[list[list[str]], dict[int, int]]:
+def outside_of_passes(names: Collection[str]) -> frozenset[str]:
+    """What no forward pass uses as a whole: of an embedding that is not the output too, some rows are looked up; the
+    factors of the rotary frequencies are used when a model is opened.
+    """
+    return frozenset({"rope_freqs.weight", *(["token_embd.weight"] if "output.weight" in names else [])})
+
+
+def stages(names: Collection[str]) -> tuple[list[list[str]], dict[int, int]]:
     """Names by stage of a pass, in order, and the stage of each layer. What is outside of the layers comes last."""
     by_layer: dict[int, list[str]] = {}
     outside = []
+    unused = outside_of_passes(names)
     for name in names:
+        if name in unused:
+            continue
         layer = place_of(name).layer
         if layer is None:
             outside.append(name)

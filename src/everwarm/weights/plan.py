@@ -25,6 +25,8 @@ def plan_budget(sizes: Mapping[str, int], budget: int | Share) -> BudgetPlan:
     limit = int(budget.fraction * total) if isinstance(budget, Share) else budget
     if total <= limit:
         return BudgetPlan(total, least, total, 0, 0)
-    kept = POLICIES["value"]().plan([Item(name, size, size / 1e9, 1.0) for name, size in sizes.items()], limit, ())
-    streamed = [sum(sizes[name] for name in stage if name not in kept) for stage in stages(sizes)[0]]
-    return BudgetPlan(total, least, total - sum(streamed), sum(streamed), ring_bytes(streamed, ahead=1))
+    passes = stages(sizes)[0]
+    used = [Item(name, sizes[name], sizes[name] / 1e9, 1.0) for stage in passes for name in stage]
+    kept = POLICIES["value"]().plan(used, limit, ())
+    streamed = [sum(sizes[name] for name in stage if name not in kept) for stage in passes]
+    return BudgetPlan(total, least, sum(sizes[name] for name in kept), sum(streamed), ring_bytes(streamed, ahead=1))

@@ -7,7 +7,7 @@ built and opened if there is none, and left out (with one warning) where it can'
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -27,6 +27,10 @@ from everwarm.weights.pack import LAYOUT, Entry, Pack, write_pack
 
 _log = logging.getLogger(__name__)
 
+# What reading costs, to compare tensors by: their bytes, so that the policy keeps as many bytes as fit. By measured
+# time it would not: each read takes 0.3 ms whatever its size, so small tensors are dearer per byte. See ADR 6.
+_READ_BYTES_S = 1e9
+
 Progress = Callable[[int, int], None]
 
 
@@ -37,11 +41,15 @@ class Built:
     tensor: Weight
     data: U8
     root: npt.NDArray[Any]
-    cost_s: float | None = None  # of building it with the processor to oneself; None: the time that it took
+    cost_s: float | None = None  # of building it again, undisturbed; None: the time that it took
 
 
 class Source(Protocol):
     """Builds the tensors of one model in the form that a backend computes with."""
+
+    @property
+    def reads(self) -> bool:
+        """Whether a tensor is read as it is, and not computed: then the disk works while the processor does."""
 
     @property
     def sizes(self) -> Mapping[str, int]:
@@ -53,12 +61,17 @@ class Source(Protocol):
         An unknown name raises the file's error, which suggests near ones.
         """
 
+    def rows(self, name: str, numbers: Sequence[int]) -> F32:
+        """Some rows of a matrix as floats, read by themselves: what the whole one in its form says, bit for bit."""
+
     def checksum(self, name: str) -> str | None:
         """Of the bytes that `build` gives, where it is known without building."""
 
 
 class FileSource:
     """Packs or dequantises out of the GGUF file."""
+
+    reads = False
 
     def __init__(self, file: GGUFFile, backend: Backend) -> None:
         self._file = file
@@ -67,27 +80,34 @@ class FileSource:
 
     def build(self, name: str, buffers: Buffers | None) -> Built:
         started = time.thread_time()
-        data = self._file.data(name)
+        # Under a budget nothing may stay mapped: pages of a mapping are memory that no budget knows of.
+        data = self._file.data(name) if buffers is None else self._file.read(name)
         info = self._file.tensors[name]
 
-        def floats() -> F32:
-            return dequantize(data, info.type, info.shape)
-
         if not isinstance(self._backend, NativeBackend) or len(info.shape) == 1:
-            array = floats()
+            # Under a budget in memory that goes back to the system when it is free: malloc keeps what it got.
+            out = None if buffers is None else buffers.take(self.sizes[name])[: self.sizes[name]].view(np.float32)
+            array = dequantize(data, info.type, info.shape, out)
             return Built(array, array.reshape(-1).view(np.uint8), root_of(array), time.thread_time() - started)
         kind, size = self._backend.plan(info.type.name, info.shape)
         memory = (buffers or Buffers()).take(size)[:size]
-        self._backend.pack_into(info.type.name, info.shape, data, floats, memory)
+        self._backend.pack_into(
+            info.type.name, info.shape, data, lambda: dequantize(data, info.type, info.shape), memory
+        )
         tensor = self._backend.attach(kind, info.shape, memory)
         return Built(tensor, memory, root_of(memory), time.thread_time() - started)
+
+    def rows(self, name: str, numbers: Sequence[int]) -> F32:
+        return _rows(self._file, name, numbers)
 
     def checksum(self, name: str) -> str | None:
         return None
 
 
 class PackSource:
-    """Maps a pack: building a tensor costs nothing."""
+    """Maps a pack, or reads from it: nothing is computed."""
+
+    reads = True
 
     def __init__(self, file: GGUFFile, backend: NativeBackend, pack: Pack) -> None:
         self.pack = pack
@@ -103,7 +123,10 @@ class PackSource:
         data = self.pack.data(name) if buffers is None else self.pack.read(name, buffers)
         vector = entry.kind == "vector"
         tensor = data.view(np.float32) if vector else self._backend.attach(entry.kind, entry.shape, data)
-        return Built(tensor, data, root_of(data))
+        return Built(tensor, data, root_of(data), data.nbytes / _READ_BYTES_S)
+
+    def rows(self, name: str, numbers: Sequence[int]) -> F32:
+        return _rows(self._file, name, numbers)  # a form has the rows of sixteen outputs interleaved, the file has not
 
     def checksum(self, name: str) -> str | None:
         return self.pack.entries[name].checksum
@@ -129,6 +152,11 @@ def packed_source(file: GGUFFile, backend: NativeBackend, home: Path, progress: 
     except (OSError, PackError) as error:
         _log.warning("%s: the pack can't be kept, running from memory: %s", path, error)
         return FileSource(file, backend)
+
+
+def _rows(file: GGUFFile, name: str, numbers: Sequence[int]) -> F32:
+    info = file.tensors[name]
+    return dequantize(file.read_rows(name, numbers), info.type, (len(numbers), info.shape[-1]))
 
 
 def _planned(backend: Backend, info: TensorInfo) -> tuple[str, int]:

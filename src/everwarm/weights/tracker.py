@@ -20,6 +20,36 @@ from dataclasses import dataclass, field
 _DOWN, _UP, _LARGEST = 0.5, 0.1, 2.0
 
 
+class BusyClock:
+    """Seconds during which at least one thread was busy: a pause between requests does not empty the window."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._spent = self._since = 0.0
+        self._busy = 0  # threads
+
+    def __call__(self) -> float:
+        with self._lock:
+            return self._now()
+
+    def start(self) -> None:
+        with self._lock:
+            if not self._busy:
+                self._since = self._clock()
+            self._busy += 1
+
+    def stop(self) -> float:
+        """The time after it."""
+        with self._lock:
+            self._spent, self._since = self._now(), self._clock()
+            self._busy -= 1
+            return self._spent
+
+    def _now(self) -> float:
+        return self._spent + (self._clock() - self._since if self._busy else 0.0)
+
+
 @dataclass(slots=True)
 class _Bucket:
     """Accesses of the passes that ended between two times."""

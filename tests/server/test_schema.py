@@ -1,0 +1,73 @@
+"""The OpenAPI schema against the server: whatever it allows to be sent, no 5xx comes back, and what comes back is in it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis.errors import Unsatisfiable
+from running import Running, running
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.core.failures import FailureGroup
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from everwarm.server.serving import Limits
+from tiny import Tiny
+
+CHECKS = [status_code_conformance, content_type_conformance, response_schema_conformance, not_a_server_error]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    path = tmp_path_factory.mktemp("model") / "tiny.gguf"
+    Tiny(context=64).write(path)
+    with running(path, tmp_path_factory.mktemp("home"), limits=Limits(timeout_s=5)) as server:
+        yield server
+
+
+EACH = settings(
+    max_examples=20,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+
+
+def test_the_schema_names_every_route(server: Running) -> None:
+    paths = httpx.get(server.url + "/openapi.json").json()["paths"]
+    assert {"/health", "/metrics", "/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/messages"} <= set(
+        paths
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
+def test_no_request_that_the_schema_allows_or_forbids_breaks_the_server(server: Running, mode: GenerationMode) -> None:
+    schema = schemathesis.openapi.from_url(server.url + "/openapi.json")
+    failures: dict[str, str] = {}
+    for found in schema.get_all_operations():
+        operation = found.ok()
+
+        @EACH
+        @given(case=operation.as_strategy(generation_mode=mode))
+        def each(case: Any) -> None:
+            response = case.call(timeout=30)
+            if response.status_code != 503 or "retry-after" not in response.headers:
+                case.validate_response(response, checks=CHECKS)
+
+        try:
+            each()
+        except Unsatisfiable:
+            assert mode is GenerationMode.NEGATIVE  # nothing can be wrong where nothing is asked for
+        except FailureGroup as failure:
+            failures[operation.label] = "\n".join(map(str, failure.exceptions))
+    assert not failures, "\n\n".join(f"{label}: {text}" for label, text in failures.items())
