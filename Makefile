@@ -5,11 +5,12 @@ PEERS := .venv-peers/bin
 INSTALLED := .venv/installed
 NATIVE := CMakeLists.txt $(wildcard src/native/*)
 
-.PHONY: docs demo test fuzz test-models sanitize serve check bench peers format clean help
+.PHONY: docs demo test fuzz torture test-models sanitize serve check bench peers format clean help
 
 help:
-	@echo "make demo    install, pull a small model, ask it two questions"
+	@echo "make demo    install, pull a small model; two agents talk, the server is killed, both return"
 	@echo "make test    install what the tests need and run them"
+	@echo "make torture  thousands of processes that are killed while agents talk (CYCLES=5000)"
 	@echo "make fuzz    the property-based tests with new random examples"
 	@echo "make test-models  logits and perplexity on Qwen2.5-Coder too (fetches 480 MB)"
 	@echo "make sanitize  kernel tests under AddressSanitizer and UBSan, thread pool under ThreadSanitizer (needs g++)"
@@ -20,7 +21,7 @@ help:
 
 demo: $(INSTALLED)
 	@$(BIN)/everwarm pull smollm2 >/dev/null
-	@printf '%s\n' "Why is the sky blue? Answer in two sentences." "Who wrote Romeo and Juliet?" | $(BIN)/everwarm chat smollm2 --max-tokens 120
+	@$(BIN)/python examples/demo.py
 
 test: $(INSTALLED)
 	@$(BIN)/everwarm pull smollm2 >/dev/null
@@ -28,6 +29,9 @@ test: $(INSTALLED)
 
 fuzz: $(INSTALLED)
 	$(BIN)/pytest --hypothesis-profile=fuzz -m hypothesis
+
+torture: $(INSTALLED)
+	$(BIN)/python tests/kv/torture.py $(or $(CYCLES),5000)
 
 test-models: $(INSTALLED)
 	EVERWARM_TEST_QWEN=$$($(BIN)/python tests/golden/fetch_models.py qwen2.5-coder) $(BIN)/pytest -s tests/model/test_golden_logits.py

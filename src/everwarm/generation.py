@@ -121,7 +121,7 @@ class Generation:
                 if asked.keep:
                     runs = prompt.runs or (Run(llm.tokenizer.decode(prompt.ids, special=True), False, len(prompt.ids)),)
                     turn.commit((*runs, *spelt), said)
-            yield End(receipt)
+        yield End(receipt)
 
     def _tokenise(self, turn: Turn) -> Prompt:
         """Now that the agent's turn is owned: what it has computed keeps its token ids."""

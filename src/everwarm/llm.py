@@ -192,11 +192,11 @@ class LLM:
         self._sampling_s = 0.0
 
     def close(self) -> None:
+        self._closing.set()
         if self._engine is not None:
             self._engine.close()
         if self._agents is not None:
             self._agents.close()
-        self._closing.set()
         if self._check is not None:
             self._check.join()
         self.weights.close()
@@ -242,6 +242,8 @@ class LLM:
     def agents(self) -> AgentStore:
         """The agent store; opened at its first use, because looking through its directory takes time."""
         with self._opening:
+            if self._closing.is_set():
+                raise RequestError("the model is closed: load it again")
             if self._agents is None:
                 self._agents = self._open_agents()
                 weakref.finalize(self, self._agents.close)  # at the latest when the process ends

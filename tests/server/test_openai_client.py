@@ -157,8 +157,9 @@ def test_tools_their_calls_and_their_results_are_rendered_by_the_template(client
 
 
 def test_tools_are_not_shown_to_the_model_if_it_shall_not_call_any(client: OpenAI) -> None:
-    assert receipt(ask(client, tools=[TOOL], tool_choice="none"))["tokens_digest"] == (
-        receipt(ask(client))["tokens_digest"]
+    assert (
+        receipt(ask(client, tools=[TOOL], tool_choice="none"))["tokens_digest"]
+        == (receipt(ask(client))["tokens_digest"])
     )
 
 
@@ -250,7 +251,9 @@ def test_legacy_logprobs_give_offsets_from_the_prompt_on(client: OpenAI) -> None
     logged = choice.logprobs
     assert logged is not None
     assert "".join(logged.tokens or []) == choice.text
-    for offset, token, top in zip(logged.text_offset or [], logged.tokens or [], logged.top_logprobs or [], strict=True):
+    for offset, token, top in zip(
+        logged.text_offset or [], logged.tokens or [], logged.top_logprobs or [], strict=True
+    ):
         assert ("Once" + choice.text)[offset:].startswith(token)
         assert token in top
     alone = client.completions.create(prompt="Once", logprobs=0, **options).choices[0].logprobs

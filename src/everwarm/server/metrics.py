@@ -5,7 +5,14 @@ Everything has the prefix everwarm_ and base units. No label holds a name that a
 
 from collections.abc import Iterator, Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -55,6 +62,7 @@ class Metrics(Collector):
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
         self._registry = registry = CollectorRegistry()
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each: when it began
         ProcessCollector(namespace="everwarm", registry=registry)
         self._requests = Counter(
             "everwarm_requests", "Requests by route and status.", ("route", "status"), registry=registry

@@ -63,7 +63,7 @@ class Common(BaseModel):
     top_p: float | None = Field(1.0, gt=0, le=1)
     top_k: int = Field(0, ge=0)
     min_p: float = Field(0.0, ge=0, le=1)
-    repetition_penalty: float = Field(1.0, gt=0, le=100)
+    repetition_penalty: float = Field(1.0, ge=0.01, le=100)
     presence_penalty: float | None = Field(0.0, ge=-2, le=2)
     frequency_penalty: float | None = Field(0.0, ge=-2, le=2)
     logit_bias: Annotated[dict[str, float] | None, BeforeValidator(_short)] = None

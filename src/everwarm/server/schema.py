@@ -1,9 +1,15 @@
-"""The OpenAPI schema, told as it is: every route may refuse a request, and how a refusal looks."""
+"""The OpenAPI schema, told as it is: what messages look like, which fields are ignored, how a refusal looks.
+
+FastAPI knows the types of the routes only; what they check by themselves is added here.
+"""
 
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+
+from everwarm.server import anthropic, openai
+from everwarm.server.content import ROLES
 
 REFUSALS = {
     "400": "The request can't be understood, or asks for what the model can't do.",
@@ -30,6 +36,39 @@ _ERROR = {
     },
 }
 
+_PART = {
+    "type": "object",
+    "required": ["type", "text"],
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+}
+_CONTENT = {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART}]}
+_BLOCK = {  # of Anthropic's
+    "type": "object",
+    "required": ["type"],
+    "properties": {"type": {"enum": ["text", "tool_use", "tool_result"]}, "text": {"type": "string"}},
+}
+_SCHEMAS = {
+    "ChatMessage": {
+        "type": "object",
+        "required": ["role", "content"],
+        "properties": {"role": {"enum": list(ROLES)}, "content": _CONTENT},
+    },
+    "Message": {
+        "type": "object",
+        "required": ["role", "content"],
+        "properties": {
+            "role": {"enum": ["system", "user", "assistant"]},
+            "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": _BLOCK}]},
+        },
+    },
+    "Error": _ERROR,
+}
+_MESSAGES = {"ChatRequest": "ChatMessage", "TokenizeRequest": "ChatMessage", "Prompt": "Message",
+             "MessagesRequest": "Message"}  # fmt: skip
+_IGNORED = {"ChatRequest": openai.IGNORED, "CompletionRequest": openai.IGNORED, "Prompt": anthropic.IGNORED,
+            "MessagesRequest": anthropic.IGNORED}  # fmt: skip
+_STREAMS = ("/v1/chat/completions", "/v1/completions", "/v1/messages")
+
 
 def install(app: FastAPI) -> None:
     """Replace the application's schema."""
@@ -45,7 +84,13 @@ def install(app: FastAPI) -> None:
 def _described(app: FastAPI) -> dict[str, Any]:
     found = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
     schemas = found.setdefault("components", {}).setdefault("schemas", {})
-    schemas["Error"] = _ERROR
+    schemas |= _SCHEMAS
+    for name, message in _MESSAGES.items():
+        _say_items(schemas[name]["properties"]["messages"], message)
+    for name, ignored in _IGNORED.items():
+        schemas[name]["additionalProperties"] = False
+        for field in sorted(ignored):
+            schemas[name]["properties"].setdefault(field, {"description": "Accepted; has no effect."})
     for name in ("HTTPValidationError", "ValidationError"):  # FastAPI's own shape, which is never sent
         schemas.pop(name, None)
     for path, operations in found["paths"].items():
@@ -56,16 +101,29 @@ def _described(app: FastAPI) -> dict[str, Any]:
                 if path != "/health" or status in ("405", "413", "408", "400"):
                     responses.setdefault(status, _refusal(why))
             operation.setdefault("security", [] if path == "/health" else [{"key": []}, {"header": []}])
-    if "/health" in found["paths"]:
-        found["paths"]["/health"]["get"]["responses"]["503"] = {
-            "description": "The model is being loaded, or the server ends; the body says what is being done.",
-            "content": {"application/json": {"schema": {"type": "object"}}},
-        }
+    for path in _STREAMS:
+        content = found["paths"][path]["post"]["responses"]["200"]["content"]
+        content["application/json"]["schema"] = {"type": "object"}
+        content["text/event-stream"] = {"schema": {"type": "string"}}
+    exported = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+    found["paths"]["/v1/agents/{name}/export"]["post"]["responses"]["200"]["content"] = exported
+    found["paths"]["/v1/agents/import"]["post"]["requestBody"] = {"required": True, "content": exported}
+    found["paths"]["/health"]["get"]["responses"]["503"] = {
+        "description": "The model is being loaded, or the server ends; the body says what is being done.",
+        "content": {"application/json": {"schema": {"type": "object"}}},
+    }
     found["components"]["securitySchemes"] = {
         "key": {"type": "http", "scheme": "bearer"},
         "header": {"type": "apiKey", "in": "header", "name": "X-Api-Key"},
     }
     return found
+
+
+def _say_items(messages: dict[str, Any], name: str) -> None:
+    """Of a list, or of the one that is no null."""
+    for found in [messages, *messages.get("anyOf", [])]:
+        if found.get("type") == "array":
+            found["items"] = {"$ref": f"#/components/schemas/{name}"}
 
 
 def _refusal(why: str) -> dict[str, Any]:
