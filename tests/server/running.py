@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -81,19 +82,22 @@ def process(*arguments: str | Path, home: Path, grace_s: float = 20.0) -> Iterat
     environment = {name: value for name, value in os.environ.items() if not name.startswith(config.PREFIX)}
     environment |= {config.PREFIX + "HOME": str(home)}
     command = [sys.executable, "-m", "everwarm", "serve", *map(str, arguments), "--port", str(port)]
-    server = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     url = f"http://127.0.0.1:{port}"
-    try:
-        _wait(lambda: server.poll() is not None or _healthy(url))
-        assert server.poll() is None, server.stderr and server.stderr.read()
-        yield url
-    finally:
-        server.send_signal(signal.SIGTERM)
+    with tempfile.TemporaryFile("w+") as log:  # a pipe that nobody reads would fill up
+        server = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=log)
         try:
-            server.communicate(timeout=grace_s)
-        except subprocess.TimeoutExpired:
-            server.kill()
-            server.communicate()
+            _wait(lambda: server.poll() is not None or _healthy(url))
+            if server.poll() is not None:
+                log.seek(0)
+                pytest.fail(f"the server has ended: {log.read()}")
+            yield url
+        finally:
+            server.send_signal(signal.SIGTERM)
+            try:
+                server.wait(grace_s)
+            except subprocess.TimeoutExpired:
+                server.kill()
+                server.wait()
 
 
 def _healthy(url: str) -> bool:

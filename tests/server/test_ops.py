@@ -204,6 +204,20 @@ def test_each_request_has_one_line_with_its_receipt(server: Running, caplog: pyt
     assert first["ttft_s"] > 0
 
 
+def test_a_hundred_requests_never_miss_a_weight(server: Running, caplog: pytest.LogCaptureFixture) -> None:
+    server.llm.weights.preload()
+    with caplog.at_level(logging.INFO):
+        instances = set()
+        for _ in range(100):
+            ask(server, max_tokens=2)
+            instances.add(server.llm.weights.stats().instance)
+        told = lines(caplog, 100)
+    assert len(instances) == 1
+    assert f'instance="{instances.pop()}"' in httpx.get(server.url + "/metrics").text
+    assert {(line["weight_misses"], line["weight_hit_rate"]) for line in told} == {(0, 1.0)}
+    assert all(line["tier"] and line["reason"] for line in told)
+
+
 def test_no_line_holds_what_was_said(server: Running, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, "everwarm.server"), caplog.at_level(logging.DEBUG, "everwarm.request"):
         ask(server)

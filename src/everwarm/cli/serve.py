@@ -73,6 +73,7 @@ def serve(
     err.print(f"listening at {address}; {address}/health says when {model} is ready, Ctrl-C ends", markup=False)
 
     def load(progress: process.Progress) -> process.Served:
+        progress.say("loading the code")
         from everwarm.server import log
         from everwarm.server.loading import load_model
         from everwarm.server.serving import Limits

@@ -47,7 +47,6 @@ def load_model(
         from everwarm.pull import pull as fetch
 
         fetch(model, config.home(), progress=lambda stage, done, total: progress.say(f"{stage} {model}", done, total))
-    progress.say("loading the code")
     from everwarm.llm import load
     from everwarm.server.app import create_app
 

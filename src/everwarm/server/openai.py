@@ -184,14 +184,17 @@ def router(serving: Serving) -> APIRouter:
     async def completions(asked: CompletionRequest, request: Request) -> Response:
         tenant = serving.tenant(request)
         prompt = _prompt(asked.prompt)
-        text = prompt if isinstance(prompt, str) else serving.llm.detokenize(prompt, special=True)
+        logprobs, before = asked.logprobs is not None, ""
+        if logprobs:  # tells where tokens are in all of the text
+            spell = serving.llm.detokenize
+            before = prompt if isinstance(prompt, str) else await asyncio.to_thread(spell, prompt, special=True)
         options = {
             "prompt" if isinstance(prompt, str) else "tokens": prompt,
             "max_tokens": asked.max_tokens or DEFAULT_MAX_TOKENS,
             "top_logprobs": asked.logprobs or 0,
         }
-        logprobs, usage = asked.logprobs is not None, asked.wants_usage
-        wire = TextWire(serving, asked.n or 1, logprobs=logprobs, usage=usage, prompt_chars=len(text))
+        count, usage = asked.n or 1, asked.wants_usage
+        wire = TextWire(serving, count, logprobs=logprobs, usage=usage, prompt_chars=len(before))
         return await _answer(serving, request, tenant, asked, options, wire)
 
     @api.post("/v1/embeddings")
