@@ -10,6 +10,8 @@
     ├── CapacityError    the KV budget is taken
     ├── CancelledError   nobody waits for the answer any more
     ├── StoreError       the agent store: its directory, its lock, an agent's name, an import
+    │   ├── UnknownAgentError
+    │   └── AgentExistsError
     ├── ConfigError      flags, variables, settings
     └── PullError        fetching a model
 
@@ -55,6 +57,14 @@ class StoreError(EverwarmError):
 
 class CancelledError(EverwarmError):
     """Whoever asked has gone, or has said that nothing more is wanted."""
+
+
+class UnknownAgentError(StoreError):
+    """There is no agent of this name."""
+
+
+class AgentExistsError(StoreError):
+    """There is an agent of this name already."""
 
 
 class ConfigError(EverwarmError):

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from everwarm.errors import StoreError
+from everwarm.errors import StoreError, UnknownAgentError
 from everwarm.kv.chain import KEY_BYTES, Key
 from everwarm.kv.container import VersionError
 from everwarm.kv.disk import MODEL, SUFFIX, ModelIds
@@ -107,7 +107,9 @@ class Inventory:
             if why := entry.other_versions.get(path) or entry.unreadable.get(path):
                 raise StoreError(f"agent {name[:80]!r}: its manifest can't be read: {why}")
         of_tenant = "" if tenant == DEFAULT_TENANT else f" of tenant {tenant[:80]!r}"
-        raise StoreError(f"no such agent{of_tenant}: {name[:80]!r} (everwarm agents ls --all shows those there are)")
+        raise UnknownAgentError(
+            f"no such agent{of_tenant}: {name[:80]!r} (everwarm agents ls --all shows those there are)"
+        )
 
     def chosen(self, model: str | None) -> list[ModelEntry]:
         """Models of this name, or whose directory begins so; all of them if nothing is said. Raises StoreError if

@@ -21,7 +21,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from everwarm.errors import CancelledError, StoreError
+from everwarm.errors import AgentExistsError, CancelledError, StoreError, UnknownAgentError
 from everwarm.kv.chain import root_key, token_bytes
 from everwarm.kv.disk import DirectoryStore, ModelIds
 from everwarm.kv.files import Files, make_directories
@@ -200,7 +200,7 @@ class AgentStore:
         """A new agent whose turn is owned; nobody else speaks for it. Raises StoreError if there is one already."""
         with self.lock:
             if (tenant, name) in self.agents or file_name(tenant, name) in self.warm.other_versions:
-                raise StoreError(f"agent {name!r} exists already; remove it, or give another name (--as)")
+                raise AgentExistsError(f"agent {name!r} exists already; remove it, or give another name (--as)")
             agent = self.new_agent(tenant, name)
             self.claim(agent)
             return agent
@@ -342,7 +342,7 @@ class AgentStore:
     def find(self, name: str, tenant: str = "") -> Agent:
         agent = self.agents.get((tenant or DEFAULT_TENANT, name))
         if agent is None or not (agent.generation or agent.unsaved):
-            raise StoreError(f"no such agent: {name[:MOST_NAME]!r}")
+            raise UnknownAgentError(f"no such agent: {name[:MOST_NAME]!r}")
         return agent
 
     def evict(self, name: str, tenant: str = "") -> int:
@@ -385,7 +385,7 @@ class AgentStore:
             )
             with self.lock:
                 if (agent.tenant, new) in self.agents:
-                    raise StoreError(f"agent {new!r} exists already; remove it first")
+                    raise AgentExistsError(f"agent {new!r} exists already; remove it first")
                 copy = self.new_agent(agent.tenant, new)
                 self.claim(copy)  # nobody talks as the copy before it is whole
             try:
@@ -577,7 +577,7 @@ class _Owned:
         self._agent.turn.acquire()
         if not (self._agent.generation or self._agent.unsaved):
             self._store.end_turn(self._agent)
-            raise StoreError(f"no such agent: {self._agent.name!r}")
+            raise UnknownAgentError(f"no such agent: {self._agent.name!r}")
 
     def __exit__(self, *error: object) -> None:
         self._store.end_turn(self._agent)

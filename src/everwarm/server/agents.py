@@ -8,6 +8,7 @@ import asyncio
 import os
 import tempfile
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, TypeVar
 from urllib.parse import quote
@@ -20,7 +21,7 @@ from everwarm.errors import StoreError
 from everwarm.kv.store import Agent, AgentStore, check_name
 from everwarm.kv.tiers import whereabouts
 from everwarm.server.content import Json
-from everwarm.server.errors import ApiError
+from everwarm.server.errors import ApiError, as_api_error
 from everwarm.server.serving import Serving
 
 T = TypeVar("T")
@@ -56,7 +57,7 @@ def router(serving: Serving) -> APIRouter:
     ) -> Json:
         """The tenant's agents, the latest used first."""
         tenant = serving.tenant(request)
-        return await asyncio.to_thread(agents.listed, tenant, everything, limit)
+        return await agents.on_thread(lambda: agents.listed(tenant, everything, limit))
 
     @api.post("/import", status_code=201)
     async def import_(
@@ -88,7 +89,7 @@ def router(serving: Serving) -> APIRouter:
     async def warm(name: str, request: Request) -> Json:
         """Bring its blocks into memory ahead of its next turn."""
         tenant = serving.tenant(request)
-        return await asyncio.to_thread(agents.warm, name, tenant)
+        return await agents.on_thread(lambda: agents.warm(name, tenant))
 
     @api.post("/{name:path}/export", response_class=Response)
     async def export(name: str, request: Request) -> Response:
@@ -119,6 +120,11 @@ class _Agents:
 
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
+        # Of their own: what waits here for memory or a disk must not keep requests from starting.
+        self._threads = ThreadPoolExecutor(16, "everwarm-agents")
+
+    async def on_thread(self, act: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, act)
 
     @property
     def _store(self) -> AgentStore:
@@ -139,18 +145,18 @@ class _Agents:
         return {"object": "list", "data": data, "has_more": len(found) > limit}
 
     async def described(self, name: str, tenant: str) -> Json:
-        return await asyncio.to_thread(lambda: self._json(self._find(name, tenant)))
+        return await self.on_thread(lambda: self._json(self._find(name, tenant)))
 
     async def change(self, name: str, tenant: str, act: Callable[[AgentStore], T]) -> T:
         """Do something that needs the agent's turn. As long as it talks no thread is kept waiting."""
-        agent = await asyncio.to_thread(self._find, name, tenant)
+        agent = await self.on_thread(lambda: self._find(name, tenant))
         try:
             async with asyncio.timeout(self._serving.limits.timeout_s):
                 while agent.turn.locked():
                     await asyncio.sleep(0.02)
         except TimeoutError:
             raise ApiError(409, f"agent {name!r} was talking all the time; try again later") from None
-        return await asyncio.to_thread(lambda: _clear(lambda: act(self._store)))
+        return await self.on_thread(lambda: _clear(lambda: act(self._store)))
 
     def warm(self, name: str, tenant: str) -> Json:
         llm, agent = self._serving.llm, self._find(name, tenant)
@@ -175,7 +181,7 @@ class _Agents:
                 descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             return descriptor, os.fstat(descriptor).st_size
 
-        descriptor, size = await asyncio.to_thread(write)
+        descriptor, size = await self.on_thread(write)
         headers = {
             "Content-Length": str(size),
             "Content-Disposition": f"attachment; filename*=UTF-8''{quote(name, safe='')}.everwarm",
@@ -183,7 +189,7 @@ class _Agents:
         return StreamingResponse(_sent(descriptor), media_type="application/octet-stream", headers=headers)
 
     async def import_(self, request: Request, name: str | None, tenant: str, trust: bool) -> Json:
-        store = await asyncio.to_thread(lambda: self._store)
+        store = await self.on_thread(lambda: self._store)
         if name is not None:
             check_name(name, "agent")
         with tempfile.TemporaryDirectory(prefix="everwarm-") as folder:
@@ -194,9 +200,7 @@ class _Agents:
                     if size > store.warm.quota:
                         raise ApiError(413, f"more than the quota of {store.warm.quota:,} bytes: nothing was imported")
                     await asyncio.to_thread(file.write, chunk)
-            moved = await asyncio.to_thread(
-                lambda: _clear(lambda: store.import_(path, name, tenant, trust=trust), path)
-            )
+            moved = await self.on_thread(lambda: _clear(lambda: store.import_(path, name, tenant, trust=trust), path))
         return await self.described(moved.agent, tenant)
 
     def _find(self, name: str, tenant: str) -> Agent:
@@ -233,9 +237,7 @@ def _clear(act: Callable[[], T], path: Path | None = None) -> T:
         return act()
     except StoreError as error:
         text = str(error).replace(f"{path}: ", "").replace(str(path), "the file") if path else str(error)
-        if "no such agent" in text:
-            raise ApiError(404, text) from None
-        raise ApiError(409 if "exists already" in text else 400, text) from None
+        raise ApiError(as_api_error(error).status, text) from None
 
 
 async def _sent(descriptor: int) -> AsyncIterator[bytes]:

@@ -7,7 +7,14 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from everwarm.errors import CancelledError, CapacityError, EverwarmError, StoreError
+from everwarm.errors import (
+    AgentExistsError,
+    CancelledError,
+    CapacityError,
+    EverwarmError,
+    StoreError,
+    UnknownAgentError,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +46,8 @@ def as_api_error(error: BaseException) -> ApiError:
     if isinstance(error, CancelledError):
         return ApiError(408, str(error), "timeout_error")
     if isinstance(error, StoreError):
-        return ApiError(404 if "no such agent" in str(error) else 400, str(error))
+        statuses = {UnknownAgentError: 404, AgentExistsError: 409}
+        return ApiError(statuses.get(type(error), 400), str(error))
     if isinstance(error, EverwarmError):
         return ApiError(400, str(error))
     _log.error("a request failed", exc_info=error)
