@@ -1,40 +1,59 @@
 // Keys, values and attention. Included once per instruction set, inside its namespace.
 //
-// One layer of a block holds, for each KV head, BLOCK tokens of keys transposed, [head_dim][BLOCK], then of values, [BLOCK][head_dim]:
-// a vector is sixteen tokens of keys, or sixteen elements of a value, and nothing is shuffled. As f16 that is all; q8 and q4 hold
-// codes and, behind them, an f16 scale per token and 32 elements: keys' scales [head_dim / 32][BLOCK], values' [BLOCK][head_dim / 32].
-// Behind the keys' scales come the greatest elements of each 32: f16 values [KEY_OUTLIERS][head_dim / 32][BLOCK], then their places
-// among the 32 in the same order, a byte each.
+// Attention computes on integers of 16 bits: a dot product of pairs is exact, the same on every instruction set, and twice as fast as
+// multiply-adds of floats. A key is codes * 2^e with a norm of at most CODE_NORM, so that no product with a query overflows; a value
+// is codes * 2^e of at most VALUE_LIMIT, so that BLOCK of them fit into a sum. Both exponents are kept per token and head.
 //
-// UNIT blocks are one unit of addition, at a fixed position: scores (times log2 e, so that powers of two do), their maximum m,
-// l = sum of 2^(score - m), o = sum of 2^(score - m) v over its tokens from first to last; units are merged in order. So neither the
-// rows of a batch nor the threads change a bit.
+// One layer of a block holds, for each KV head, BLOCK tokens of keys transposed, [head_dim][BLOCK], then of values, [BLOCK][head_dim],
+// then BLOCK exponents of keys and BLOCK of values, a byte each. As f16 (16 bits an element) keys and values are codes in pairs of rows:
+// [head_dim / 2][BLOCK][2] and [BLOCK / 2][head_dim][2]. q8 and q4 hold smaller codes and, behind them, an f16 scale per token and 32
+// elements: keys' scales [head_dim / 32][BLOCK], values' [BLOCK][head_dim / 32]. Behind the keys' scales come the greatest elements of
+// each 32: f16 values [KEY_OUTLIERS][head_dim / 32][BLOCK], then their places among the 32 in the same order, a byte each. They are
+// converted to pairs before they are used.
+//
+// UNIT blocks are one unit of addition, at a fixed position: scores (times log2 e, so that powers of two do) plus the exponent of the
+// value, their maximum m + WEIGHT_BITS, weights 2^(score - m) rounded to integers, l = the sum of weights without that exponent,
+// o = sum of weight * code over its tokens from first to last; units are merged in order. So neither the rows of a batch nor the
+// threads change a bit.
 
 constexpr float LOG2_E = 1.44269504088896341f;
 constexpr int UNIT = 2, UNIT_TOKENS = UNIT * BLOCK;  // blocks that share one maximum: part of the numerics
 
-inline size_t head_bytes(const KVShape& s) { return key_bytes(s) + value_bytes(s); }
+constexpr float CODE_NORM = 32000.f;   // of queries and keys: a dot product is below 2^30, also if rounding adds a little
+constexpr float VALUE_LIMIT = 2040.f;  // 64 tokens * 2^14 * 2047 < 2^31, and q8 and q4 may round up
+constexpr float WEIGHT_BITS = 14.f;    // the greatest weight of a unit is 2^14
+constexpr int8_t NOT_FINITE = 127;     // exponent of keys and values of a token that holds NaN or infinity; codes are 0
+
+inline size_t head_bytes(const KVShape& s) { return key_bytes(s) + value_bytes(s) + exponent_bytes(); }
+
+// The least e with x <= limit * 2^e.
+inline int8_t exponent_for(float x, float limit) {
+  if (!(x <= FLT_MAX)) return NOT_FINITE;
+  const float most = std::fmax(x / limit, 0x1p-40f);
+  uint32_t bits;
+  std::memcpy(&bits, &most, 4);
+  return int8_t(int((bits + 0x7fffff) >> 23) - 127);
+}
+
+inline F32 two_to(F32 e) { return scale_by_power(splat(1.f), round(e)); }  // for whole numbers; 0 for -NOT_FINITE
+
+// The greatest magnitude; NaN if any is not finite.
+inline float greatest_of(const float* x, int count) {
+  F32 most = splat(0.f), poison = splat(0.f);  // a maximum can lose a NaN
+  for (int i = 0; i < count; i += 16) most = max(most, abs(load(x + i))), poison = fma(load(x + i), splat(0.f), poison);
+  return reduce_max(most) + reduce_add(poison);
+}
 
 // Sixteen codes of 4 bits, minus 8: the lower or the upper halves of sixteen bytes.
 inline F32 centred_nibbles(const uint8_t* p, int upper) { return sub(upper ? load_high_nibbles(p) : load_low_nibbles(p), splat(8.f)); }
 
-// Readers of a matrix [row][16 * vector] as floats. `ask` asks for memory that will be read soon: it is far, and the hardware follows
-// a stream to the end of its page only.
-struct FloatReader {
-  const float* data;
-  size_t stride;
-  F32 at(int row, int vector) const { return load(data + row * stride + 16 * vector); }
-  void ask(int, int) const {}
-};
-
-// Keys of one head and block: a row is an element of the head, a vector sixteen tokens.
+// Keys of one head and block in q8 or q4: a row is an element of the head, a vector sixteen tokens.
 template <KVType TYPE>
 struct KeyReader {
   const uint8_t* head;
   int dim;
   F32 at(int row, int vector) const {
     const size_t elements = size_t(dim) * BLOCK, at = size_t(row) * BLOCK + 16 * vector;
-    if constexpr (TYPE == KVType::f16) return load_f16(reinterpret_cast<const uint16_t*>(head) + at);
     const size_t scales = elements / GROUP, group = size_t(row / GROUP) * BLOCK + 16 * vector;
     const auto* scale = reinterpret_cast<const uint16_t*>(head + (TYPE == KVType::q8 ? elements : elements / 2));
     const auto* outlier = scale + scales;
@@ -45,31 +64,56 @@ struct KeyReader {
     for (int i = 0; i < KEY_OUTLIERS; i++) keys = replace_where(keys, place + i * scales + group, row % GROUP, outlier + i * scales + group);
     return keys;
   }
-  void ask(int row, int vector) const { __builtin_prefetch(head + (size_t(row) * BLOCK + 16 * vector) * 2 / (TYPE == KVType::f16 ? 1 : TYPE == KVType::q8 ? 2 : 4)); }
 };
 
-// Values of one head and block: a row is a token, a vector sixteen elements.
+// Values of one head and block in q8 or q4: a row is a token, a vector sixteen elements.
 template <KVType TYPE>
 struct ValueReader {
   const uint8_t* head;
   int dim;
   F32 at(int row, int vector) const {
     const size_t elements = size_t(dim) * BLOCK, at = size_t(row) * dim + 16 * vector;
-    if constexpr (TYPE == KVType::f16) return load_f16(reinterpret_cast<const uint16_t*>(head) + at);
     const auto* scale = reinterpret_cast<const uint16_t*>(head + (TYPE == KVType::q8 ? elements : elements / 2));
     const F32 codes = TYPE == KVType::q8 ? load_i8(reinterpret_cast<const int8_t*>(head) + at)
                                          : centred_nibbles(head + at / 32 * 16, vector % 2);  // the halves of a group share bytes
     return mul(codes, splat_f16(scale[row * (dim / GROUP) + vector / 2]));
   }
-  void ask(int row, int vector) const { __builtin_prefetch(head + (size_t(row) * dim + 16 * vector) * 2 / (TYPE == KVType::f16 ? 1 : TYPE == KVType::q8 ? 2 : 4)); }
 };
 
-template <class Reader>
-inline FloatReader converted(const Reader& from, int rows, int vectors, std::vector<float>& out) {
-  for (int r = 0; r < rows; r++)
-    for (int v = 0; v < vectors; v++) store(&out[(size_t(r) * vectors + v) * 16], from.at(r, v));
-  return {out.data(), size_t(vectors) * 16};
+// q8 or q4 as pairs of 16 bits, with the exponents of the block's keys, or the inverse scales of its values.
+template <KVType TYPE>
+void convert_keys(const uint8_t* head, int dim, const int8_t* exponents, uint8_t* out) {
+  const KeyReader<TYPE> keys{head, dim};
+  for (int v = 0; v < BLOCK / 16; v++) {
+    const F32 by = two_to(sub(splat(0.f), load_i8(exponents + 16 * v)));
+    for (int d = 0; d < dim; d += 2)
+      store_bytes(out + (size_t(d) / 2 * (BLOCK / 16) + v) * 64, pairs(round(mul(keys.at(d, v), by)), round(mul(keys.at(d + 1, v), by))));
+  }
 }
+
+template <KVType TYPE>
+void convert_values(const uint8_t* head, int dim, const float* inverse, uint8_t* out) {
+  const ValueReader<TYPE> values{head, dim};
+  for (int t = 0; t < BLOCK; t += 2)
+    for (int v = 0; v < dim / 16; v++)
+      store_bytes(out + (size_t(t) / 2 * (dim / 16) + v) * 64, pairs(round(mul(values.at(t, v), splat(inverse[t]))), round(mul(values.at(t + 1, v), splat(inverse[t + 1])))));
+}
+
+// What a unit's exponents mean. Tokens that nobody has written may have any: their scores are not used.
+struct UnitScales {
+  float key[UNIT_TOKENS];       // 2^e of keys
+  float exponent[UNIT_TOKENS];  // of values; infinite if the token is not finite, so that it outweighs all others
+  float inverse[UNIT_TOKENS];   // 2^-e of values
+
+  void set(int token, const int8_t* exponents) {
+    for (int i = 0; i < BLOCK; i += 16) {
+      const F32 e = max(load_i8(exponents + BLOCK + i), splat(-100.f));
+      store(key + token + i, two_to(load_i8(exponents + i)));
+      store(exponent + token + i, ::everwarm::EVERWARM_ISA::add(e, keep_if_at_least(splat(INFINITY), e, NOT_FINITE)));
+      store(inverse + token + i, two_to(sub(splat(0.f), e)));
+    }
+  }
+};
 
 // Largest codes of a quantised group, and the f16 scale that stands for it.
 inline void quantize_kv(const float* x, int limit, int8_t* codes, uint16_t* scale) {
@@ -90,13 +134,21 @@ inline void store_token(const KVShape& s, uint8_t* block, int kv_head, int token
   const size_t elements = size_t(dim) * BLOCK;
   uint8_t* keys = block + kv_head * head_bytes(s);
   uint8_t* values = keys + key_bytes(s);
+  auto* exponents = reinterpret_cast<int8_t*>(values + value_bytes(s));
+  int8_t &k_exponent = exponents[token], &v_exponent = exponents[BLOCK + token];
+  k_exponent = exponent_for(std::sqrt(sum_of_squares(k, dim)), CODE_NORM);
+  v_exponent = exponent_for(greatest_of(v, dim), VALUE_LIMIT);
+  if (k_exponent == NOT_FINITE || v_exponent == NOT_FINITE) k_exponent = v_exponent = NOT_FINITE;
   if (s.type == KVType::f16) {
-    auto *ko = reinterpret_cast<uint16_t*>(keys), *vo = reinterpret_cast<uint16_t*>(values) + size_t(token) * dim;
+    auto *ko = reinterpret_cast<int16_t*>(keys), *vo = reinterpret_cast<int16_t*>(values) + token / 2 * 2 * dim + token % 2;
+    const F32 k_inverse = two_to(splat(-k_exponent)), v_inverse = two_to(splat(-v_exponent));
+    const auto code = [&](const float* x, F32 inverse) { return k_exponent == NOT_FINITE ? isplat(0) : round(mul(load(x), inverse)); };
     for (int d = 0; d < dim; d += 16) {
-      uint16_t h[16];
-      store_f16(h, load(k + d));
-      for (int i = 0; i < 16; i++) ko[(d + i) * BLOCK + token] = h[i];
-      store_f16(vo + d, load(v + d));
+      int16_t codes[16];
+      store_i16(codes, code(k + d, k_inverse));
+      for (int i = 0; i < 16; i += 2) std::memcpy(ko + (size_t(d + i) / 2 * BLOCK + token) * 2, codes + i, 4);
+      store_i16(codes, code(v + d, v_inverse));
+      for (int i = 0; i < 16; i++) vo[(d + i) * 2] = codes[i];
     }
     return;
   }
@@ -150,44 +202,47 @@ void store_kv(Pool& pool, const KVShape& s, const float* k, const float* v, cons
   });
 }
 
-// out[t][n] = sum over k of a[t][k] * b[k][n], k from first to last; with `more`, added to what out holds. `next` is what will be
-// read after b.
-template <int T, int N, class B>
-inline void small_product(const float* a, size_t a_stride, const B& b, const B& next, int depth, int vector, float* out, size_t out_stride, bool more) {
-  F32 acc[T][N];
+// sum over k of a[t][k] * b[k][n], for T rows and 16 * N columns from `vector` on; finish(t, n, sum) takes it. Both are in pairs:
+// b is [depth / 2][16 * vectors][2]. If `next` is given it is laid out like b and will be read soon: it is far, and the hardware
+// follows a stream to the end of its page only.
+template <int T, int N, class Finish>
+inline void small_product(const int16_t* a, size_t a_stride, const uint8_t* b, const uint8_t* next, int pairs, int vectors, int vector, Finish&& finish) {
+  I32 acc[T][N];
 #pragma GCC unroll 8
   for (int t = 0; t < T; t++)
 #pragma GCC unroll 4
-    for (int n = 0; n < N; n++) acc[t][n] = more ? load(out + t * out_stride + 16 * (vector + n)) : splat(0.f);
-  for (int k = 0; k < depth; k++) {
-    F32 v[N];
+    for (int n = 0; n < N; n++) acc[t][n] = isplat(0);
+  for (int k = 0; k < pairs; k++) {
+    const size_t at = (size_t(k) * vectors + vector) * 64;
+    Bytes v[N];
 #pragma GCC unroll 4
-    for (int n = 0; n < N; n++) v[n] = b.at(k, vector + n);
-    for (int n = 0; n < N; n += 2) next.ask(k, vector + n);
+    for (int n = 0; n < N; n++) v[n] = load_bytes(b + at + 64 * n);
+    if (next)
+      for (int n = 0; n < N; n++) __builtin_prefetch(next + at + 64 * n, 0, 2);
 #pragma GCC unroll 8
     for (int t = 0; t < T; t++) {
-      const F32 x = splat(a[t * a_stride + k]);
+      const Bytes x = splat_quad(reinterpret_cast<const int8_t*>(a + t * a_stride + 2 * k));
 #pragma GCC unroll 4
-      for (int n = 0; n < N; n++) acc[t][n] = fma(v[n], x, acc[t][n]);
+      for (int n = 0; n < N; n++) acc[t][n] = dot_pairs(acc[t][n], v[n], x);
     }
   }
 #pragma GCC unroll 8
   for (int t = 0; t < T; t++)
 #pragma GCC unroll 4
-    for (int n = 0; n < N; n++) store(out + t * out_stride + 16 * (vector + n), acc[t][n]);
+    for (int n = 0; n < N; n++) finish(t, n, acc[t][n]);
 }
 
-// rows x (16 * vectors): as many rows at a time as the registers hold.
-template <class B>
-inline void product(const float* a, size_t a_stride, int rows, const B& b, const B& next, int depth, int vectors, float* out, size_t out_stride, bool more) {
+// rows x (16 * vectors): as many rows at a time as the registers hold. finish(row, vector, sum) takes the sums.
+template <class Finish>
+inline void product(const int16_t* a, size_t a_stride, int rows, const uint8_t* b, const uint8_t* next, int pairs, int vectors, Finish&& finish) {
   for (int r = 0; r < rows;) {
     const auto some = [&](auto count) {
       constexpr int T = decltype(count)::value;
-      const float* from = a + r * a_stride;
-      float* to = out + r * out_stride;
+      const int16_t* from = a + r * a_stride;
       int v = 0;
-      for (; v + 4 <= vectors; v += 4) small_product<T, 4>(from, a_stride, b, next, depth, v, to, out_stride, more);
-      for (; v < vectors; v++) small_product<T, 1>(from, a_stride, b, next, depth, v, to, out_stride, more);
+      const auto done = [&](int t, int n, I32 sum) { finish(r + t, v + n, sum); };
+      for (; v + 4 <= vectors; v += 4) small_product<T, 4>(from, a_stride, b, next, pairs, vectors, v, done);
+      for (; v < vectors; v++) small_product<T, 1>(from, a_stride, b, next, pairs, vectors, v, done);
       r += T;
     };
     const int left = rows - r;
@@ -204,21 +259,29 @@ inline F32 soft_cap(F32 s, float cap) {  // cap * tanh(s / cap)
   return mul(splat(cap), sub(splat(1.f), div(splat(2.f), ::everwarm::EVERWARM_ISA::add(e, splat(1.f)))));
 }
 
-// Scores of one query over the tokens [low, high) of a unit become 2^(score - m); the rest become 0. Returns m and the sum.
-inline void soften(float* scores, int vectors, int low, int high, float softcap, float& m, float& l) {
-  if (softcap > 0.f)
-    for (int v = 0; v < vectors; v++) store(scores + 16 * v, mul(soft_cap(load(scores + 16 * v), softcap), splat(LOG2_E)));
+// Integer scores of one query over the tokens [low, high) of a unit become weights 2^(score + exponent - m), the rest become 0.
+// `factor` makes a score of an integer. Returns m and the sum of 2^(score - m).
+inline void soften(const int32_t* integers, const UnitScales& unit, int vectors, int low, int high, float factor, float softcap, int16_t* weights, float& m, float& l) {
+  float scores[UNIT_TOKENS] = {};
+  for (int v = 0; v < vectors; v++) {
+    const F32 integer = to_f32(iload(integers + 16 * v)), scale = mul(load(unit.key + 16 * v), splat(factor));
+    const F32 exponent = load(unit.exponent + 16 * v);
+    if (softcap > 0.f)
+      store(scores + 16 * v, fma(soft_cap(mul(integer, scale), softcap), splat(LOG2_E), exponent));
+    else
+      store(scores + 16 * v, fma(integer, scale, exponent));
+  }
   for (int j = 0; j < low; j++) scores[j] = -INFINITY;
   for (int j = high; j < 16 * vectors; j++) scores[j] = -INFINITY;  // also what lies behind the newest token
   F32 greatest = load(scores);
   for (int v = 1; v < vectors; v++) greatest = max(greatest, load(scores + 16 * v));
-  m = reduce_max(greatest);
+  m = reduce_max(greatest) - WEIGHT_BITS;
   F32 sum = splat(0.f);
 #pragma GCC unroll 4
   for (int v = 0; v < vectors; v++) {
-    const F32 e = power_of_two(sub(load(scores + 16 * v), splat(m)));
-    store(scores + 16 * v, e);
-    sum = ::everwarm::EVERWARM_ISA::add(sum, e);
+    const F32 weight = power_of_two(sub(load(scores + 16 * v), splat(m)));
+    store_i16(weights + 16 * v, round(weight));
+    sum = fma(weight, load(unit.inverse + 16 * v), sum);
   }
   l = reduce_add(sum);
 }
@@ -235,7 +298,12 @@ inline void merge(float& m, float& l, float* o, float unit_m, float unit_l, cons
 }
 
 struct AttentionScratch {
-  std::vector<float> q, keys, values, scores, out, m, l, o, unit_m, unit_l, old, fresh;
+  std::vector<int16_t> q, weights;
+  std::vector<int32_t> scores;
+  std::vector<uint8_t> keys, values;
+  std::vector<const uint8_t*> order;
+  std::vector<float> factors, out, m, l, o, unit_m, unit_l, old, fresh;
+  UnitScales unit;
 };
 
 // `merge` for all queries of a tile, sixteen at a time.
@@ -253,6 +321,7 @@ inline void merge_all(AttentionScratch& t, int queries, int dim) {
   }
 }
 
+constexpr size_t STEPS_AHEAD = 2;  // a step is the keys or the values of one block and head
 constexpr int QUERIES = 96;  // query vectors (rows x heads that share a KV head) that are computed together
 
 // All queries of rows [row, row + rows) that share one KV head, over the units [first, last). Units are merged into
@@ -261,55 +330,75 @@ template <KVType TYPE>
 void attend(const KVShape& s, const float* q, int heads, const SpanRows& span, int kv_head, int row, int rows, int first, int last,
                    float scale, int window, float softcap, AttentionScratch& t, float* partials) {
   const int dim = s.head_dim, shared = heads / s.kv_heads, queries = rows * shared, units = last - first;
-  t.q.resize(size_t(queries) * dim), t.scores.resize(size_t(queries) * UNIT_TOKENS), t.out.resize(size_t(queries) * dim);
-  t.keys.resize(size_t(dim) * BLOCK), t.values.resize(size_t(dim) * BLOCK);
+  t.q.resize(size_t(queries) * dim), t.factors.resize(queries), t.out.resize(size_t(queries) * dim);
+  t.scores.resize(size_t(queries) * UNIT_TOKENS), t.weights.resize(size_t(queries) * UNIT_TOKENS);
   const size_t padded = round_up(queries, 16);
   t.m.assign(padded, -INFINITY), t.l.assign(padded, 0.f), t.o.assign(size_t(queries) * dim, 0.f);
   t.unit_m.assign(padded, -INFINITY), t.unit_l.assign(padded, 0.f), t.old.resize(padded), t.fresh.resize(padded);
-  const float factor = softcap > 0.f ? scale : scale * LOG2_E;
-  for (int r = 0; r < rows; r++)
-    for (int h = 0; h < shared; h++) {
-      const float* from = q + (size_t(span.first + row + r) * heads + kv_head * shared + h) * dim;
-      for (int d = 0; d < dim; d += 16) store(&t.q[(size_t(r) * shared + h) * dim + d], mul(load(from + d), splat(factor)));
-    }
-  const bool in_place = queries <= ATTENTION_ROWS;  // a few queries read KV where it lies; for more it is converted once
+  for (int i = 0; i < queries; i++) {
+    const float* from = q + (size_t(span.first + row + i / shared) * heads + kv_head * shared + i % shared) * dim;
+    const float norm = std::sqrt(sum_of_squares(from, dim));
+    const F32 inverse = splat(norm > 0.f ? CODE_NORM / norm : 0.f);
+    t.factors[i] = norm / CODE_NORM * (softcap > 0.f ? scale : scale * LOG2_E);
+    for (int d = 0; d < dim; d += 16) store_i16(&t.q[size_t(i) * dim + d], round(mul(load(from + d), inverse)));
+  }
   const int newest = span.start + row + rows - 1;
   const int oldest = window > 0 && span.start + row + 1 - window > 0 ? (span.start + row + 1 - window) / BLOCK : 0;  // block that anyone sees
+  const auto head_of = [&](int b) { return span.blocks[b] + kv_head * head_bytes(s); };
+  const auto exponents_of = [&](int b) { return reinterpret_cast<const int8_t*>(head_of(b) + key_bytes(s) + value_bytes(s)); };
+  const auto keys = [&](int b) -> const uint8_t* {
+    if constexpr (TYPE == KVType::f16) return head_of(b);
+    t.keys.resize(size_t(dim) * BLOCK * 2);
+    convert_keys<TYPE>(head_of(b), dim, exponents_of(b), t.keys.data());
+    return t.keys.data();
+  };
+  const auto values = [&](int b, const float* inverse) -> const uint8_t* {
+    if constexpr (TYPE == KVType::f16) return head_of(b) + key_bytes(s);
+    t.values.resize(size_t(dim) * BLOCK * 2);
+    convert_values<TYPE>(head_of(b) + key_bytes(s), dim, inverse, t.values.data());
+    return t.values.data();
+  };
+  const auto blocks_of = [&](int unit) {
+    const int behind = newest / BLOCK + 1, begin = unit * UNIT < oldest ? oldest : unit * UNIT;
+    return std::make_pair(begin, behind < (unit + 1) * UNIT ? behind : (unit + 1) * UNIT);
+  };
+  // A few queries are done faster than memory answers: ask for what is read STEPS_AHEAD later, into the second-level cache.
+  t.order.clear();
+  if (TYPE == KVType::f16 && queries <= ATTENTION_ROWS)
+    for (int unit = first; unit < last; unit++)
+      for (size_t part : {size_t(0), key_bytes(s)}) {
+        const auto [begin, end] = blocks_of(unit);
+        for (int b = begin; b < end; b++) t.order.push_back(head_of(b) + part);
+      }
+  size_t step = STEPS_AHEAD - 1;
+  const auto next = [&]() -> const uint8_t* { return ++step < t.order.size() ? t.order[step] : nullptr; };
   for (int unit = first; unit < last; unit++) {
     const int from = unit * UNIT_TOKENS, tokens = newest + 1 - from < UNIT_TOKENS ? newest + 1 - from : UNIT_TOKENS;
-    const int begin = unit * UNIT < oldest ? oldest : unit * UNIT, end = unit * UNIT + (tokens + BLOCK - 1) / BLOCK;
+    const auto blocks = blocks_of(unit);
+    const int begin = blocks.first, end = blocks.second;
     const int vectors = (end - unit * UNIT) * (BLOCK / 16);
-    const auto keys = [&](int b) { return KeyReader<TYPE>{span.blocks[b] + kv_head * head_bytes(s), dim}; };
-    const auto values = [&](int b) { return ValueReader<TYPE>{span.blocks[b] + kv_head * head_bytes(s) + key_bytes(s), dim}; };
     for (int b = begin; b < end; b++) {
-      float* scores = &t.scores[(b - unit * UNIT) * BLOCK];
-      if (in_place) {
-        const KeyReader<TYPE> next{b + 1 < end ? keys(b + 1).head : values(begin).head, dim};
-        product(t.q.data(), dim, queries, keys(b), next, dim, BLOCK / 16, scores, UNIT_TOKENS, false);
-      } else {
-        const FloatReader floats = converted(keys(b), dim, BLOCK / 16, t.keys);
-        product(t.q.data(), dim, queries, floats, floats, dim, BLOCK / 16, scores, UNIT_TOKENS, false);
-      }
+      const int at = (b - unit * UNIT) * BLOCK;
+      t.unit.set(at, exponents_of(b));
+      product(t.q.data(), dim, queries, keys(b), next(), dim / 2, BLOCK / 16,
+              [&](int query, int v, I32 sum) { istore(&t.scores[size_t(query) * UNIT_TOKENS + at + 16 * v], sum); });
     }
     for (int i = 0; i < queries; i++) {
       const int position = span.start + row + i / shared;
       const int high = position + 1 - from < tokens ? position + 1 - from : tokens;
       const int low = window > 0 && position + 1 - window > from ? position + 1 - window - from : 0;
+      int16_t* weights = &t.weights[size_t(i) * UNIT_TOKENS];
       if (low < high)
-        soften(&t.scores[size_t(i) * UNIT_TOKENS], vectors, low, high, softcap, t.unit_m[i], t.unit_l[i]);
+        soften(&t.scores[size_t(i) * UNIT_TOKENS], t.unit, vectors, low, high, t.factors[i], softcap, weights, t.unit_m[i], t.unit_l[i]);
       else  // this query sees nothing of the unit: it will be merged with a weight of 0
-        t.unit_m[i] = -INFINITY, t.unit_l[i] = 0.f, std::memset(&t.scores[size_t(i) * UNIT_TOKENS], 0, UNIT_TOKENS * 4);
+        t.unit_m[i] = -INFINITY, t.unit_l[i] = 0.f, std::memset(weights, 0, UNIT_TOKENS * 2);
     }
     for (int b = begin; b < end; b++) {
-      const float* weights = &t.scores[(b - unit * UNIT) * BLOCK];
-      const int count = from + tokens - b * BLOCK < BLOCK ? from + tokens - b * BLOCK : BLOCK;
-      if (in_place) {
-        const ValueReader<TYPE> next{b + 1 < end ? values(b + 1).head : unit + 1 < last ? keys(b + 1).head : values(b).head, dim};
-        product(weights, UNIT_TOKENS, queries, values(b), next, count, dim / 16, t.out.data(), dim, b > begin);
-      } else {
-        const FloatReader floats = converted(values(b), count, dim / 16, t.values);
-        product(weights, UNIT_TOKENS, queries, floats, floats, count, dim / 16, t.out.data(), dim, b > begin);
-      }
+      const int at = (b - unit * UNIT) * BLOCK, count = from + tokens - b * BLOCK < BLOCK ? from + tokens - b * BLOCK : BLOCK;
+      product(&t.weights[at], UNIT_TOKENS, queries, values(b, t.unit.inverse + at), next(), (count + 1) / 2, dim / 16, [&](int query, int v, I32 sum) {
+        float* out = &t.out[size_t(query) * dim + 16 * v];
+        store(out, b > begin ? ::everwarm::EVERWARM_ISA::add(load(out), to_f32(sum)) : to_f32(sum));
+      });
     }
     if (partials) {
       for (int i = 0; i < queries; i++) {

@@ -70,7 +70,7 @@ const Kernels& avx2_kernels();
 const Kernels& portable_kernels();
 
 // Raise this when any kernel computes other bits than before: what was cached with the old ones must not be mixed with the new ones.
-constexpr int NUMERICS_VERSION = 1;
+constexpr int NUMERICS_VERSION = 2;
 constexpr int BLOCK = 64;  // tokens per KV block; attention adds up block by block, so it is part of the numerics
 
 // In q8 and q4, keys keep this many of each token's 32 elements as f16: channels of some models are so much greater than others that
@@ -82,7 +82,9 @@ inline size_t scale_count(const KVShape& s) { return s.type == KVType::f16 ? 0 :
 inline size_t key_bytes(const KVShape& s) { return code_bytes(s) + scale_count(s) * (2 + 3 * KEY_OUTLIERS); }
 inline size_t value_bytes(const KVShape& s) { return code_bytes(s) + scale_count(s) * 2; }
 
+constexpr size_t exponent_bytes() { return 2 * BLOCK; }  // a byte per key and value of a token and head
+
 // Bytes of one layer's keys and values in a block.
-inline size_t kv_layer_bytes(const KVShape& s) { return s.kv_heads * (key_bytes(s) + value_bytes(s)); }
+inline size_t kv_layer_bytes(const KVShape& s) { return s.kv_heads * (key_bytes(s) + value_bytes(s) + exponent_bytes()); }
 
 }  // namespace everwarm

@@ -136,6 +136,18 @@ inline I32 dot_wide(I32 acc, Bytes codes, Bytes x) {
 }
 constexpr bool WIDE_DOT_IS_CENTRED = true;
 
+inline I32 iload(const int32_t* p) { return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 8))}; }
+inline void istore(int32_t* p, I32 x) { _mm256_storeu_si256((__m256i*)p, x.a), _mm256_storeu_si256((__m256i*)(p + 8), x.b); }
+inline void store_i16(int16_t* p, I32 x) {
+  _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xd8));
+}
+inline Bytes pairs(I32 first, I32 second) {
+  return {_mm256_blend_epi16(first.a, _mm256_slli_epi32(second.a, 16), 0xaa), _mm256_blend_epi16(first.b, _mm256_slli_epi32(second.b, 16), 0xaa)};
+}
+inline I32 dot_pairs(I32 acc, Bytes x, Bytes y) {
+  return {_mm256_add_epi32(acc.a, _mm256_madd_epi16(x.a, y.a)), _mm256_add_epi32(acc.b, _mm256_madd_epi16(x.b, y.b))};
+}
+
 constexpr int ATTENTION_ROWS = 2;  // x 4 vectors
 constexpr int TILE_ROWS = 2;  // sixteen registers hold two rows of two panels' dots; sums are spilled
 

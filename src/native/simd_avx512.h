@@ -99,9 +99,25 @@ inline Bytes splat_quad(const int8_t* p) {
   return {_mm512_set1_epi32(quad)};
 }
 // acc + sum over four of (unsigned weight code * signed activation), for each output. Exact.
-inline I32 dot(I32 acc, Bytes codes, Bytes x) { return {_mm512_dpbusd_epi32(acc.v, codes.v, x.v)}; }
+// Written in assembly because GCC 12 surrounds the intrinsic with copies of the sum, and stores them.
+inline I32 dot(I32 acc, Bytes codes, Bytes x) {
+  asm("vpdpbusd %2, %1, %0" : "+v"(acc.v) : "v"(codes.v), "v"(x.v));
+  return acc;
+}
 inline I32 dot_wide(I32 acc, Bytes codes, Bytes x) { return dot(acc, codes, x); }
 constexpr bool WIDE_DOT_IS_CENTRED = false;  // dot_wide uses codes as they are, not minus 128
+
+inline I32 iload(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
+inline void istore(int32_t* p, I32 a) { _mm512_storeu_si512(p, a.v); }
+inline void store_i16(int16_t* p, I32 a) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtsepi32_epi16(a.v)); }
+inline Bytes pairs(I32 first, I32 second) {  // of numbers of 16 bits, lane by lane
+  return {_mm512_mask_blend_epi16(0xaaaaaaaa, first.v, _mm512_slli_epi32(second.v, 16))};
+}
+// acc + sum over two of products of 16 bits, lane by lane. Exact; sums wrap.
+inline I32 dot_pairs(I32 acc, Bytes a, Bytes b) {
+  asm("vpdpwssd %2, %1, %0" : "+v"(acc.v) : "v"(a.v), "v"(b.v));
+  return acc;
+}
 
 constexpr int ATTENTION_ROWS = 6;  // x 4 vectors
 constexpr int TILE_ROWS = 6;  // x 2 panels of 16 outputs: 12 sums, 12 dots, and room for codes and scales in 32 registers

@@ -129,6 +129,23 @@ inline I32 dot(I32 acc, Bytes codes, Bytes x) {
 }
 inline I32 dot_wide(I32 acc, Bytes codes, Bytes x) { return dot(acc, codes, x); }
 constexpr bool WIDE_DOT_IS_CENTRED = false;
+inline I32 iload(const int32_t* p) { I32 r; std::memcpy(r.v, p, sizeof r.v); return r; }
+inline void istore(int32_t* p, I32 a) { std::memcpy(p, a.v, sizeof a.v); }
+inline void store_i16(int16_t* p, I32 a) { EACH p[i] = int16_t(a.v[i] < -32768 ? -32768 : a.v[i] > 32767 ? 32767 : a.v[i]); }
+inline Bytes pairs(I32 first, I32 second) {
+  Bytes r;
+  EACH {
+    const int16_t two[2] = {int16_t(first.v[i]), int16_t(second.v[i])};
+    std::memcpy(r.v + 4 * i, two, 4);
+  }
+  return r;
+}
+inline I32 dot_pairs(I32 acc, Bytes a, Bytes b) {
+  int16_t x[2 * LANES], y[2 * LANES];
+  std::memcpy(x, a.v, sizeof x), std::memcpy(y, b.v, sizeof y);
+  EACH acc.v[i] = int32_t(uint32_t(acc.v[i]) + uint32_t(int32_t(x[2 * i]) * y[2 * i]) + uint32_t(int32_t(x[2 * i + 1]) * y[2 * i + 1]));
+  return acc;
+}
 #undef EACH
 
 constexpr int ATTENTION_ROWS = 2;  // x 4 vectors
