@@ -150,7 +150,7 @@ SETTINGS = {
             Share(0.25),
             "bytes that keys and values may take in memory, such as 8GiB or 25% of what is available",
         ),
-        _choice("kv_type", ("f16", "q8", "q4"), "how native kernels store keys and values"),
+        _choice("kv_type", ("f16", "q8", "q4"), "how native kernels store keys and values (f16: 16 bits an element)"),
         _choice("warm", ("on", "off"), "keep agents on disk, so that they survive a restart"),
         Setting(
             "warm_quota",
