@@ -107,7 +107,8 @@ class Generation:
         with store.open_turn(asked.agent, llm.config.context, asked.tenant, self._is_cancelled, asked.group) as turn:
             prompt = self._tokenise(turn)
             check_prompt(llm.model, prompt.ids, asked.context)
-            with llm.room(len(prompt.ids), asked.priority, self._is_cancelled) as room:
+            # Memory is free before someone else is let in for it.
+            with llm.room(len(prompt.ids), asked.priority, self._is_cancelled) as room, closing(turn.kv):
                 receipt = self.receipt = turn.acquire(prompt.ids, prompt.diverged_at_char)
                 answer: list[int] = []
                 text = ""
@@ -129,7 +130,7 @@ class Generation:
         if isinstance(given, list):
             return Prompt(given, ())  # what they spell is worked out after the last token
         segments, add_bos = given
-        if turn.agent is None:
+        if turn.agent is None and self._asked.keep:
             turn.store.continue_branch(turn, text_digests(wanted_runs(segments, add_bos)))
         return tokenise(tokenizer, segments, add_bos, turn.history.runs, turn.history.ids)
 
@@ -161,7 +162,7 @@ class Generation:
             llm.finished(sampler)
         if over.error is not None:
             raise over.error
-        if sequence.cancelled:
+        if self._is_cancelled():
             raise CancelledError("cancelled")
 
     def _teller(self, ids: list[int]) -> Callable[[Choice], bool]:

@@ -28,7 +28,7 @@ from everwarm.engine.sampler import Sampler
 from everwarm.engine.sampling import Sampling
 from everwarm.engine.score import Score, score
 from everwarm.engine.sequence import Sequence as EngineSequence
-from everwarm.errors import CancelledError, ModelError, RequestError
+from everwarm.errors import ModelError, RequestError
 from everwarm.generation import Asked, End, Event, Generation, Message
 from everwarm.kernels.native import NativeBackend
 from everwarm.kv.disk import ModelIds
@@ -282,6 +282,8 @@ class LLM:
     def engine(self) -> Engine:
         """What computes all requests, in one loop."""
         with self._opening:
+            if self._closing.is_set():
+                raise RequestError("the model is closed: load it again")
             if self._engine is None:
                 self._engine = Engine(self.model, self._preempted)
             return self._engine
@@ -313,7 +315,7 @@ class LLM:
                 sequence.turn.resume()
                 self.engine.submit(sequence)
             except BaseException as error:
-                sequence.on_end(None if isinstance(error, CancelledError) else error)
+                sequence.on_end(error)
 
         threading.Thread(target=go_on, name="everwarm-resume", daemon=True).start()
 

@@ -185,7 +185,8 @@ def stored(values: np.ndarray, kind: str, outliers: int) -> np.ndarray:
 
 def coded(x: np.ndarray, original: np.ndarray, *, keys: bool) -> np.ndarray:
     """Integers times a power of two per token and head: a norm of keys below 32,000, values below 2,040."""
-    size = np.linalg.norm(original, axis=-1, keepdims=True) / 32000 if keys else np.abs(original).max(-1, keepdims=True) / 2040
+    norm, greatest = np.linalg.norm(original, axis=-1, keepdims=True), np.abs(original).max(-1, keepdims=True)
+    size = norm / 32000 if keys else greatest / 2040
     power = np.exp2(np.ceil(np.log2(np.maximum(size, 2.0**-40))))
     return np.rint(x / power) * power
 

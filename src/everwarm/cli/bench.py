@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from everwarm import config
-from everwarm.cli import bench_ttft
+from everwarm.cli import bench_load, bench_ttft
 from everwarm.cli.console import err, human_bytes, out, print_json
 from everwarm.cli.options import Json, KvType, Model, Threads
 from everwarm.errors import ConfigError
@@ -116,6 +116,7 @@ def weights(
 
 app.command("ttft")(bench_ttft.ttft)
 app.command("validate")(bench_ttft.validate)
+app.command("load")(bench_load.load)
 
 
 def _teller() -> Callable[[str], None]:

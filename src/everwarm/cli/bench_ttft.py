@@ -1,5 +1,6 @@
 """`everwarm bench ttft` and `bench validate`: what a known prefix is worth, and whether it is worth enough."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,14 +11,14 @@ from rich.table import Table
 
 from everwarm import config
 from everwarm.cli.console import err, human_bytes, out, print_json
-from everwarm.cli.options import Json, KvType, Model, Threads
+from everwarm.cli.options import Json, KvType, Threads
 from everwarm.errors import ConfigError
 
 _WIDTH = 130
 
 
 def ttft(
-    model: Model,
+    model: Annotated[str | None, typer.Argument(help="Path or pulled name.")] = None,
     contexts: Annotated[str, typer.Option(help="Tokens that are known, separated by commas.")] = "1024,4096",
     batch_sizes: Annotated[str, typer.Option(help="Agents that ask at once, separated by commas.")] = "1",
     runs: Annotated[int, typer.Option(help="Rounds of each measurement.", min=1)] = 5,
@@ -32,6 +33,12 @@ def ttft(
         str | None, typer.Option(help="`llama.cpp`: measure its restore of a saved state in the same run.")
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw time to first token over context into this PNG file.")] = None,
+    url: Annotated[
+        str | None, typer.Option(help="Measure a server that runs already, as a streaming client sees it; no restart.")
+    ] = None,
+    http: Annotated[
+        bool, typer.Option("--http", help="The same with a server that is started for the model, and killed.")
+    ] = False,
     threads: Threads = None,
     kv_type: KvType = None,
     as_json: Json = False,
@@ -52,6 +59,17 @@ def ttft(
     if plot is not None and (plot.suffix != ".png" or not plot.parent.is_dir()):
         raise ConfigError(f"--plot {plot}: expected a file name that ends in .png, in a folder that exists")
     config.resolve({"kv_type": kv_type, "threads": threads})  # what it can't understand is said before all else
+    if url is not None or http:
+        if batch_sizes != "1" or page_cache != "warm" or peer or plot:
+            raise ConfigError(
+                "--batch-sizes, --page-cache, --peer and --plot are for measuring without --url and --http"
+            )
+        settings: dict[str, object] = {"kv_type": kv_type, "threads": threads}
+        numbers = sorted(set(_numbers("--contexts", contexts, 1)))
+        _over_http(model, url, numbers, runs, asked_states, suffix, answer, settings, as_json)
+        return
+    if model is None:
+        raise ConfigError("give a model, or the --url of a server")
     path = resolve(model, config.home())
     asked = bench.Asked(
         path, sorted(set(_numbers("--contexts", contexts, 1))), sorted(set(_numbers("--batch-sizes", batch_sizes, 1))),
@@ -70,6 +88,37 @@ def ttft(
     report["plot"] = str(plot) if drawn else None
     if not as_json:
         _show(report)
+    print_json(report)
+
+
+def _over_http(
+    model: str | None, url: str | None, contexts: list[int], runs: int, states: list[str], suffix: int, answer: int,
+    settings: dict[str, object], as_json: bool,
+) -> None:  # fmt: skip
+    from everwarm.bench import ttft_http
+    from everwarm.cli.bench import _table, _teller
+    from everwarm.pull import resolve
+
+    if url is not None:
+        states = [state for state in states if state != "restart"]
+    path = resolve(model, config.home()) if model is not None else None
+    asked = ttft_http.Asked(
+        contexts, runs, states, suffix, answer, url, path, os.environ.get("EVERWARM_API_KEY"), settings
+    )
+    ttft_http.check(asked)
+    found = ttft_http.run(asked, _teller())
+    head = {"benchmark": "ttft", "over": "http", "model": path.name if path else url, "suffix": suffix, "rounds": runs}
+    report = head | ttft_http.summarise(found)
+    if not as_json:
+        table = _table("context", "state", "first token", "", "look-up", "restore", "since process start")
+        for row in report["rows"]:
+            receipt, since = row["receipts"][0], row["since_start_s"]
+            table.add_row(
+                f"{row['context']:,}", row["state"], _ms(row["ttft_s"]), f"±{row['spread']:.0%}",
+                _ms(receipt["lookup_s"]), _ms(receipt["restore_s"]), _ms(since) if since else "",
+            )  # fmt: skip
+        _print(table)
+        out.print("ms; first delta that holds text; answers are the same in all states (receipts)\n", markup=False)
     print_json(report)
 
 

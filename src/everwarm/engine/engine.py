@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from everwarm.engine.scheduler import Part, Scheduler
 from everwarm.engine.sequence import Sequence
-from everwarm.errors import CapacityError, EverwarmError
+from everwarm.errors import CancelledError, CapacityError, EverwarmError
 from everwarm.model.transformer import Span, Transformer
 
 _log = logging.getLogger(__name__)
@@ -82,10 +82,15 @@ class Engine:
 
     def _loop(self) -> None:
         while self._admit():
-            batch = self._schedule()
-            if batch:
-                logits = self._run(batch)
-                self._emit(batch, logits)
+            try:
+                batch = self._schedule()
+                if batch:
+                    logits = self._run(batch)
+                    self._emit(batch, logits)
+            except Exception as error:  # a bug, or no memory: whoever was in the step is told, the loop goes on
+                _log.exception("a step failed")
+                for sequence in list(self._running):
+                    self._end(sequence, error)
 
     def _admit(self) -> bool:
         """Take in who has arrived, let go of who was cancelled; waits if there is nothing to do. False at the end."""
@@ -95,7 +100,9 @@ class Engine:
             self._arrived.clear()
             closed = self._closed
         for sequence in list(self._running):
-            if sequence.cancelled or closed:
+            if closed:
+                self._end(sequence, CancelledError("the model was closed"))
+            elif sequence.cancelled:
                 self._end(sequence, None)
         return not closed
 
@@ -106,17 +113,21 @@ class Engine:
             kv = part.sequence.turn.kv
             while part in batch:
                 try:
-                    kv.reserve(kv.length + part.rows)
+                    kv.reserve(kv.length + part.rows, wait=self._alone())
                     part.sequence.room.grow(len(kv.blocks))
                     break
                 except CapacityError as error:
                     victim = min(self._running, key=lambda one: (one.priority, -one.arrival))
-                    if len(self._running) == 1:
+                    if self._alone():
                         self._end(victim, error)
                     else:
                         self._preempt(victim)
                     batch = [other for other in batch if other.sequence is not victim]
         return batch
+
+    def _alone(self) -> bool:
+        """Whether nobody else holds memory that will soon be free: not those who run, commit or restore."""
+        return len(self._running) == 1 and self._running[0].room.admission.inside <= 1
 
     def _run(self, batch: list[Part]) -> F32 | None:
         started = time.perf_counter()
@@ -140,7 +151,7 @@ class Engine:
                 part.sequence.computed += part.rows
                 if len(batch) == 1:
                     part.sequence.turn.computed(part.rows, seconds)
-            part.sequence.turn.seal_full()
+            part.sequence.turn.seal_full(wait=False)
         return logits
 
     def _emit(self, batch: list[Part], logits: F32 | None) -> None:
@@ -167,9 +178,12 @@ class Engine:
     def _preempt(self, sequence: Sequence) -> None:
         self.preemptions += 1
         self._running.remove(sequence)
-        sequence.turn.suspend()
-        sequence.room.leave()
-        self._on_preempted(sequence)
+        try:
+            sequence.turn.suspend()
+            sequence.room.leave()
+            self._on_preempted(sequence)
+        except Exception as error:
+            sequence.on_end(error)
 
     def _end(self, sequence: Sequence, error: BaseException | None) -> None:
         self._running.remove(sequence)

@@ -19,8 +19,7 @@ def check_prompt(model: Transformer, prompt: Sequence[int], context: int | None 
         raise RequestError("the prompt is empty: give at least one token")
     if len(prompt) >= context:
         raise RequestError(
-            f"the prompt has {len(prompt):,} tokens, the context is {context:,}: "
-            "shorten it to leave room for an answer"
+            f"the prompt has {len(prompt):,} tokens, the context is {context:,}: shorten it to leave room for an answer"
         )
     for token in prompt:
         if not 0 <= token < vocab:

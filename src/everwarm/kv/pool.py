@@ -52,9 +52,9 @@ class BlockPool:
         """A block with one owner. Raises CapacityError if the budget is taken by sequences that run."""
         return self.allocate_many(1, clear)[0]
 
-    def allocate_many(self, count: int, clear: bool = True) -> list[int]:
-        """All of them or none. Not to be called with `lock` held: it may wait for blocks to be written."""
-        waited = True
+    def allocate_many(self, count: int, clear: bool = True, wait: bool = True) -> list[int]:
+        """All of them or none. With `wait` it may wait for blocks to be written: don't call it with `lock` held."""
+        waited = wait
         while True:
             with self.lock:
                 if self._make_fit(count):
@@ -104,9 +104,9 @@ class BlockPool:
     def data(self, block: int) -> U8:
         return self.memory.data(block)
 
-    def copy(self, block: int) -> int:
+    def copy(self, block: int, wait: bool = True) -> int:
         """A block of one's own with the same bytes."""
-        own = self.allocate(clear=False)
+        own = self.allocate_many(1, clear=False, wait=wait)[0]
         np.copyto(self.data(own), self.data(block))
         return own
 
@@ -120,17 +120,17 @@ class SequenceKV:
         self.length = 0
         self.blocks: list[int] = []
 
-    def reserve(self, tokens: int) -> None:
+    def reserve(self, tokens: int, wait: bool = True) -> None:
         """Blocks for this many tokens in all; those from `length` on belong to this sequence alone."""
         assert tokens <= self.capacity, f"{tokens} tokens in a KV cache for {self.capacity}"
         size = self.pool.block_tokens
         first = self.length // size
         if self.length % size and tokens > self.length and self.pool.owners(self.blocks[first]) > 1:
-            shared, self.blocks[first] = self.blocks[first], self.pool.copy(self.blocks[first])
+            shared, self.blocks[first] = self.blocks[first], self.pool.copy(self.blocks[first], wait)
             self.pool.drop([shared])
         missing = -(-tokens // size) - len(self.blocks)
         if missing > 0:
-            self.blocks += self.pool.allocate_many(missing)
+            self.blocks += self.pool.allocate_many(missing, wait=wait)
 
     def truncate(self, length: int) -> None:
         assert 0 <= length <= self.length

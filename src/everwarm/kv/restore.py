@@ -92,8 +92,9 @@ def _read_all(store: "AgentStore", wanted: list[tuple[Node, int]], receipt: Rece
     spent: list[tuple[float, float]] = []  # reading, verifying
 
     def read(node: Node, block: int) -> str | None:
-        assert store.disk is not None
         assert node.parent is not None
+        if store.disk is None:  # dropped from memory between the look-up and now
+            return _lost(store, node, node.lost or "nothing is saved")
         started = time.perf_counter()
         try:
             verifying = store.disk.get(BlockName(node.key, node.parent.key, node.tokens), [store.pool.data(block)])

@@ -190,11 +190,10 @@ class AgentStore:
         this one forks.
         """
         with self.lock:
-            for digest in reversed(digests):
-                agent = self.by_text.get((turn.tenant, turn.group, digest))
-                if agent is not None and self.claim(agent):
-                    turn.adopt(agent)
-                    return
+            known = (self.by_text.get((turn.tenant, turn.group, digest)) for digest in reversed(digests))
+            claimed = next((agent for agent in known if agent is not None and self.claim(agent)), None)
+        if claimed is not None:
+            turn.adopt(claimed)
 
     def reserve(self, name: str, tenant: str) -> Agent:
         """A new agent whose turn is owned; nobody else speaks for it. Raises StoreError if there is one already."""
@@ -230,13 +229,15 @@ class AgentStore:
     def _leave(self, agent: Agent) -> None:
         with self.lock:
             agent.waiting -= 1
-            if not agent.waiting and not agent.generation and not agent.unsaved:
-                self.agents.pop((agent.tenant, agent.name), None)  # it has never said anything
+            at = agent.tenant, agent.name
+            unheard = not agent.waiting and not agent.generation and not agent.unsaved
+            if unheard and self.agents.get(at) is agent:
+                del self.agents[at]
 
     def history(self, agent: Agent) -> History:
         """What it has heard and said, with the text. Read from disk: only then is there anything to read."""
-        if agent.unsaved is not None:
-            return History.of(agent.unsaved)
+        if (unsaved := agent.unsaved) is not None:  # the writer may save it just now
+            return History.of(unsaved)
         if agent.generation == 0 or self.disk is None:
             return History()
         try:
@@ -300,14 +301,21 @@ class AgentStore:
             self.hot.touch([node])
             return node, node.block
 
-    def save_block(self, node: Node) -> None:
-        """Have a block written. Waits if the writer is far behind."""
+    def save_block(self, node: Node, wait: bool = True) -> None:
+        """Have a block written. If the writer is far behind: wait, or leave it to the commit."""
         with self.lock:
             if self.read_only or node.on_disk or node.writing or node.block is None:
                 return
             node.writing = True
             block = self.pool.hold(node.block)
-        self.writer.submit(lambda: self.warm.write(node, block), self.pool.block_bytes)
+        queued = None
+        try:
+            queued = self.writer.try_submit(lambda: self.warm.write(node, block), self.pool.block_bytes, wait=wait)
+        finally:
+            if queued is None:
+                with self.lock:
+                    node.writing = False
+                    self.pool.drop([block])
 
     def _make_room(self, blocks: int) -> None:
         """Let go of so many blocks that no sequence uses: first what can come back from disk, then, if saving has
@@ -351,9 +359,9 @@ class AgentStore:
         """
         agent = self.find(name, tenant)
         with self._turn_of(agent):
-            if agent.unsaved is not None and self.disk is not None:
-                self.save(agent, agent.unsaved, agent.chain()).result()
             self.writer.flush()
+            if (unsaved := agent.unsaved) is not None and self.disk is not None:
+                self.save(agent, unsaved, agent.chain()).result()
             freed = 0
             with self.lock:
                 for node in reversed(agent.chain()):
@@ -440,8 +448,8 @@ class AgentStore:
 
     def manifest(self, agent: Agent) -> Manifest:
         """All that is known of an agent, from disk if it is there."""
-        if agent.unsaved is not None:
-            return agent.unsaved
+        if (unsaved := agent.unsaved) is not None:
+            return unsaved
         assert self.disk is not None
         try:
             return self.disk.load(agent.tenant, agent.name)
@@ -553,9 +561,9 @@ class AgentStore:
             return
         self.flush()
         for agent in list(self.agents.values()):
-            if agent.unsaved is not None:
+            if (unsaved := agent.unsaved) is not None:
                 try:
-                    self.save(agent, agent.unsaved, agent.chain()).result()
+                    self.save(agent, unsaved, agent.chain()).result()
                 except StoreError as error:
                     _log.error("%s", error)
 

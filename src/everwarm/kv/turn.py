@@ -58,7 +58,7 @@ class Alone:
     def append(self, tokens: Sequence[int]) -> None:
         """Nobody will ask for them."""
 
-    def seal_full(self) -> None:
+    def seal_full(self, wait: bool = True) -> None:
         """Blocks go with the turn."""
 
     def computed(self, tokens: int, seconds: float) -> None:
@@ -122,7 +122,7 @@ class Turn:
 
     def suspend(self) -> None:
         """Give up the memory. What was computed is known, on its way to disk, and found again by `resume`."""
-        self._seal_rest()
+        self._seal_rest(wait=False)
         self.kv.close()
         self._sealed = []
 
@@ -165,11 +165,13 @@ class Turn:
         """So fast is computing: to be weighed against reading."""
         self.store.compute_speed.measured(tokens, seconds)
 
-    def seal_full(self) -> None:
-        """Hand over the blocks that have been filled since."""
+    def seal_full(self, wait: bool = True) -> None:
+        """Hand over the blocks that have been filled since. Without `wait`, what the writer can't take yet is left to
+        the commit.
+        """
         size = self.store.pool.block_tokens
         while (len(self._sealed) + 1) * size <= self.kv.length:
-            self._seal(len(self._sealed) * size, (len(self._sealed) + 1) * size)
+            self._seal(len(self._sealed) * size, (len(self._sealed) + 1) * size, wait)
 
     def commit(
         self, runs: tuple[Run, ...], messages: tuple[Any, ...] | None = None, *, wait: bool | None = None
@@ -179,7 +181,7 @@ class Turn:
         """
         store, receipt = self.store, self.receipt
         started = time.perf_counter()
-        chain = self._seal_rest()
+        chain = self._seal_rest(wait=True)
         agent = self.agent or self._named_by_content()
         now = store.clock()
         manifest = Manifest(
@@ -226,7 +228,7 @@ class Turn:
     def __exit__(self, *error: object) -> None:
         self.release()
 
-    def _seal(self, begin: int, end: int) -> Node:
+    def _seal(self, begin: int, end: int, wait: bool) -> Node:
         number = begin // self.store.pool.block_tokens
         assert self._root is not None
         parent = self._sealed[-1] if self._sealed else self._root
@@ -234,16 +236,16 @@ class Turn:
         self.kv.blocks[number] = block
         self._claim([node])
         self._sealed.append(node)
-        self.store.save_block(node)
+        self.store.save_block(node, wait)
         return node
 
-    def _seal_rest(self) -> list[Node]:
+    def _seal_rest(self, wait: bool) -> list[Node]:
         """Seal everything that was computed, the partial block at the end as well; all of the chain."""
-        self.seal_full()
+        self.seal_full(wait)
         covered = min(self.kv.length, len(self._tokens) // 4)
         chain = list(self._sealed)
         if covered > len(chain) * self.store.pool.block_tokens:
-            chain.append(self._seal(len(chain) * self.store.pool.block_tokens, covered))
+            chain.append(self._seal(len(chain) * self.store.pool.block_tokens, covered, wait))
             self._sealed.pop()
         return chain
 

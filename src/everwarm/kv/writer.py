@@ -30,9 +30,17 @@ class Writer:
 
     def submit(self, job: Callable[[], Result], size: int = 0) -> "Future[Result]":
         """Waits while the queue is full. Don't call it with a lock that a job needs."""
+        future = self.try_submit(job, size, wait=True)
+        assert future is not None
+        return future
+
+    def try_submit(self, job: Callable[[], Result], size: int, *, wait: bool) -> "Future[Result] | None":
+        """The same; without `wait` None if the queue is full."""
         future: Future[Result] = Future()
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._bytes == 0 or self._bytes + size <= self._most_bytes)
+            if not wait and not self._fits(size):
+                return None
+            self._changed.wait_for(lambda: self._fits(size))
             if self._closed:
                 raise RuntimeError("the agent store is closed")
             if self._thread is None:
@@ -43,6 +51,9 @@ class Writer:
             self._pending += 1
             self._changed.notify_all()
         return future
+
+    def _fits(self, size: int) -> bool:
+        return self._closed or self._bytes == 0 or self._bytes + size <= self._most_bytes
 
     def wait_for_progress(self) -> bool:
         """Wait until one more job is done; False if there is none to wait for."""
