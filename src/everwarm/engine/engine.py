@@ -96,6 +96,10 @@ class Engine:
         """Take in who has arrived, let go of who was cancelled; waits if there is nothing to do. False at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._running or self._arrived or self._closed)
+            # Whoever comes has had as much as the one that has had least: a stream of newcomers can't starve it.
+            least = min((one.computed for one in self._running if one.pending > 1), default=0)
+            for sequence in self._arrived:
+                sequence.computed = max(sequence.computed, least)
             self._running += self._arrived
             self._arrived.clear()
             closed = self._closed

@@ -465,7 +465,8 @@ class AgentStore:
             refused: Future[int] = Future()
             refused.set_exception(StoreError(f"agent {agent.name!r} was not saved: {self.read_only}"))
             return refused
-        return self.writer.submit(lambda: self.warm.commit(agent, manifest, chain, superseded))
+        size = manifest.tokens.nbytes + sum(len(run.text) for run in manifest.runs)
+        return self.writer.submit(lambda: self.warm.commit(agent, manifest, chain, superseded), size)
 
     def _change(self, agent: Agent, manifest: Manifest, chain: list[Node]) -> None:
         if self.disk is not None:
