@@ -159,7 +159,7 @@ def test_sigterm_under_load_keeps_every_acknowledged_turn(model: Path, tmp_path:
 
 def test_a_turn_that_outlasts_the_grace_is_told_and_its_blocks_are_kept(model: Path, tmp_path: Path) -> None:
     long = "word " * 400
-    with serving(model, tmp_path, "--grace", "1") as server:
+    with serving(model, tmp_path, "--grace", "0") as server:
         parts: list[str] = []
 
         def stream() -> None:
