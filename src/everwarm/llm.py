@@ -319,6 +319,11 @@ class LLM:
 
         threading.Thread(target=go_on, name="everwarm-resume", daemon=True).start()
 
+    def warm_up(self) -> None:
+        """Compute a little and keep nothing of it: the first request finds threads running and memory in place."""
+        count = min(64, self.config.context - 2)
+        self.generate(tokens=[0] * count, max_tokens=2, ignore_eos=True, cache=False)
+
     def new_turn(self) -> Alone:
         """A turn of nobody."""
         return Alone(self._pool, self.config.context)

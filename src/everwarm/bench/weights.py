@@ -231,12 +231,13 @@ def measure_access(llm: LLM) -> list[Access]:
 
 
 def steady(asked: Asked, requests: int, tell: Tell) -> Steady:
-    """Consecutive requests after `preload`, none of them to warm up."""
+    """Consecutive requests after `preload` and `warm_up`, as a server begins; all of them count."""
     tell("loading everything")
     done = []
     with load(asked.model, backend=FORMS[asked.form], threads=asked.threads, pack="on", verify="eager") as llm:
         engine = llm.backend.engine if isinstance(llm.backend, NativeBackend) else None
         llm.weights.preload()
+        llm.warm_up()
         problems = llm.weights.verify()
         for number in range(requests):
             tell(f"request {number + 1} of {requests}")

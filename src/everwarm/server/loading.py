@@ -55,7 +55,8 @@ def load_model(
     try:
         preload(llm, progress)
         progress.say("looking through the agents")
-        _ = llm.agents, llm.engine
+        _ = llm.agents
+        llm.warm_up()
         return ServedModel(llm, create_app(llm, model if pull else llm.path.stem, limits, keys, cors))
     except BaseException:
         llm.close()
