@@ -31,11 +31,12 @@ from everwarm.engine.sequence import Sequence as EngineSequence
 from everwarm.errors import ModelError, RequestError
 from everwarm.generation import Asked, End, Event, Generation, Message
 from everwarm.kernels.native import NativeBackend
+from everwarm.kv.agent import check_name
 from everwarm.kv.disk import ModelIds
 from everwarm.kv.layout import Group, Layout
 from everwarm.kv.pool import BlockPool, SequenceKV
 from everwarm.kv.receipt import Receipt
-from everwarm.kv.store import AgentStore, check_name
+from everwarm.kv.store import AgentStore
 from everwarm.kv.turn import Alone
 from everwarm.model import tensors
 from everwarm.model.config import ModelConfig, read_config

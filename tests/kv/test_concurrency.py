@@ -22,9 +22,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from everwarm.errors import CapacityError, StoreError
+from everwarm.kv.agent import Agent
 from everwarm.kv.files import Files
 from everwarm.kv.pool import BlockPool, HeapBlocks
-from everwarm.kv.store import Agent, AgentStore
+from everwarm.kv.store import AgentStore
 from everwarm.types import Run
 from kv.fake import BLOCK_TOKENS, CAPACITY, TOKEN_BYTES, check, compute, model_ids
 

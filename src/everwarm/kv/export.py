@@ -28,6 +28,7 @@ import xxhash
 
 from everwarm.errors import StoreError
 from everwarm.kv import container
+from everwarm.kv.agent import Agent, check_name
 from everwarm.kv.chain import U32, Key, child_key, root_key, token_bytes
 from everwarm.kv.container import Array
 from everwarm.kv.disk import BlockName, ModelIds
@@ -38,7 +39,7 @@ from everwarm.kv.tree import Node
 from everwarm.types import Run
 
 if TYPE_CHECKING:
-    from everwarm.kv.store import Agent, AgentStore
+    from everwarm.kv.store import AgentStore
 
 FORMAT = "everwarm-export"
 VERSION = "1"
@@ -355,8 +356,6 @@ def import_agent(
     progress: Progress | None = None,
 ) -> Moved:
     """Take in an agent, under another name if one is given. All of it or nothing; raises StoreError."""
-    from everwarm.kv.store import check_name
-
     if store.disk is None or store.read_only:
         raise StoreError(f"nothing can be imported: {store.read_only}")
     with Export(path) as export:

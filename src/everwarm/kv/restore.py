@@ -113,10 +113,11 @@ def _read_all(store: "AgentStore", wanted: list[tuple[Node, int]], receipt: Rece
         return None
 
     failures: list[str | None] = [None] * len(wanted)
-    stripes = [range(first, len(wanted), READERS) for first in range(READERS if len(wanted) >= 4 else 1)]
+    readers = READERS if len(wanted) >= 4 else 1
+    stripes = [range(first, len(wanted), readers) for first in range(readers)]
 
     def read_stripe(numbers: range) -> None:  # a few long jobs: handing over each block costs as much as verifying it
-        for number in numbers if len(stripes) > 1 else range(len(wanted)):
+        for number in numbers:
             failures[number] = read(*wanted[number])
 
     others = [_readers().submit(read_stripe, stripe) for stripe in stripes[1:]]

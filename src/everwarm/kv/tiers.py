@@ -3,13 +3,14 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from everwarm.kv.agent import Agent
 from everwarm.kv.pool import SequenceKV
 from everwarm.kv.receipt import Receipt
 from everwarm.kv.restore import restore
 from everwarm.kv.tree import Node
 
 if TYPE_CHECKING:
-    from everwarm.kv.store import Agent, AgentStore
+    from everwarm.kv.store import AgentStore
 
 
 @dataclass(frozen=True, slots=True)

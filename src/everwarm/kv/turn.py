@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from everwarm.errors import StoreError
+from everwarm.kv.agent import Agent
 from everwarm.kv.chain import token_bytes
 from everwarm.kv.manifest import Manifest, merged, text_digests
 from everwarm.kv.pool import BlockPool, SequenceKV
@@ -19,7 +20,7 @@ from everwarm.kv.tree import Node, common_tokens
 from everwarm.types import Run
 
 if TYPE_CHECKING:
-    from everwarm.kv.store import Agent, AgentStore
+    from everwarm.kv.store import AgentStore
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from everwarm.errors import StoreError
+from everwarm.kv.agent import Agent
 from everwarm.kv.chain import Key
 from everwarm.kv.container import Array, VersionError
 from everwarm.kv.disk import BlockName, CorruptError, UnreadableError
@@ -20,7 +21,7 @@ from everwarm.kv.recency import Recency
 from everwarm.kv.tree import Node
 
 if TYPE_CHECKING:
-    from everwarm.kv.store import Agent, AgentStore
+    from everwarm.kv.store import AgentStore
 
 _log = logging.getLogger(__name__)
 

@@ -18,7 +18,8 @@ from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from everwarm.errors import StoreError
-from everwarm.kv.store import Agent, AgentStore, check_name
+from everwarm.kv.agent import Agent, check_name
+from everwarm.kv.store import AgentStore
 from everwarm.kv.tiers import whereabouts
 from everwarm.server.content import Json
 from everwarm.server.errors import ApiError, as_api_error

@@ -1,0 +1,48 @@
+"""An agent in memory, and which names an agent may have."""
+
+import threading
+from dataclasses import dataclass, field
+
+from everwarm.errors import StoreError
+from everwarm.kv.manifest import Manifest
+from everwarm.kv.tree import Node
+
+MOST_NAME = 256
+
+
+@dataclass(slots=True, eq=False)
+class Agent:
+    """What is kept in memory of an agent. Its text is read from disk when a turn begins."""
+
+    tenant: str
+    name: str
+    anonymous: bool = False
+    group: str = ""
+    pinned: bool = False
+    generation: int = 0
+    tokens: int = 0
+    kv_tokens: int = 0
+    salt: bytes = b""
+    leaf: Node | None = None  # the end of its chain
+    created: float = 0.0
+    used: float = 0.0
+    manifest_bytes: int = 0
+    text_digest: str = ""
+    unsaved: Manifest | None = None  # not on disk, or newer than what is there
+    superseded: list[Node] = field(default_factory=list)  # its manifest on disk may still need them
+    turn: threading.Lock = field(default_factory=threading.Lock)
+    waiting: int = 0  # turns that are open or wait
+
+    def chain(self) -> list[Node]:
+        return self.leaf.path() if self.leaf else []
+
+
+def check_name(name: str, what: str) -> str:
+    """Names are free, but for what no one can mean."""
+    if not isinstance(name, str) or not name:
+        raise StoreError(f"{what}: a name must be a text of at least one character")
+    if len(name) > MOST_NAME:
+        raise StoreError(f"{what} {name[:20]!r}...: a name may have {MOST_NAME} characters, this has {len(name):,}")
+    if any(ord(letter) < 32 or 0xD800 <= ord(letter) < 0xE000 for letter in name):
+        raise StoreError(f"{what} {name!r}: a name must not have control characters")
+    return name
