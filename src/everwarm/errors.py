@@ -7,6 +7,7 @@
     ├── TokenizerError   the file's vocabulary or pre-tokenizer
     ├── TemplateError    the file's chat template, or messages that it refuses
     ├── RequestError     what the caller asked for (prompt, sampling, limits)
+    │   └── ContextError
     ├── CapacityError    the KV budget is taken
     ├── CancelledError   nobody waits for the answer any more
     ├── StoreError       the agent store: its directory, its lock, an agent's name, an import
@@ -45,6 +46,10 @@ class TemplateError(EverwarmError):
 
 class RequestError(EverwarmError):
     """The caller asked for something impossible: an empty prompt, a negative temperature, too many tokens."""
+
+
+class ContextError(RequestError):
+    """More tokens than the model, or the limit that was set, can take."""
 
 
 class CapacityError(EverwarmError):

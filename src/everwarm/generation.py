@@ -1,10 +1,10 @@
 """One request from prompt to end: the agent's turn, room in memory, the engine, text as it comes, the commit.
 
 It runs in the thread of whoever iterates; only sampling, detokenising and the search for stop strings happen on the
-engine's thread, so that a sequence ends with the very token that ended it.
+engine's thread, so that a sequence ends with the very token that ended it. A listener is told of tokens there, too: no
+thread has to be woken for each.
 """
 
-import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -24,6 +24,7 @@ from everwarm.text.detokenizer import Detokenizer
 from everwarm.text.history import Prompt, answer_runs, tokenise, wanted_runs
 from everwarm.text.stop import StopMatcher
 from everwarm.types import Run, Segment
+from everwarm.waiting import Cancellation
 
 if TYPE_CHECKING:
     from everwarm.llm import LLM
@@ -76,10 +77,15 @@ class Generation:
     def __init__(self, llm: "LLM", asked: Asked) -> None:
         self._llm = llm
         self._asked = asked
-        self._cancelled = threading.Event()
+        self._cancelled = Cancellation()
         self._sequence: Sequence | None = None
-        self.receipt: Receipt | None = None  # once the prefix was looked up
         self._happened: SimpleQueue[Event | _Over] = SimpleQueue()
+        self.receipt: Receipt | None = None  # once the prefix was looked up
+        self._ids: list[int] | None = None  # of the prompt, once it is tokenised
+        self._first: Generation | None = None
+        self._answer: list[int] = []
+        self._text: list[str] = []
+        self._listener: Callable[[Event], None] = self._happened.put
 
     def cancel(self) -> None:
         """The iterator raises CancelledError, soon; memory is free at the next step of the engine."""
@@ -87,8 +93,16 @@ class Generation:
         if self._sequence is not None:
             self._llm.engine.cancel(self._sequence)
 
-    def events(self) -> Iterator[Event | End]:
-        """An event per token, then the end."""
+    def another_choice_of(self, first: "Generation") -> "Generation":
+        """Have it go on from the very tokens of `first`, which has begun: those depend on what its agent remembers."""
+        self._first = first
+        return self
+
+    def events(self, listener: Callable[[Event], None] | None = None) -> Iterator[Event | End]:
+        """An event per token, then the end. With a `listener`, which must not wait, the tokens go there instead, from
+        the engine's thread.
+        """
+        self._listener = listener or self._listener
         return self._alone() if not self._asked.cache else self._turn()
 
     def _alone(self) -> Iterator[Event | End]:
@@ -97,28 +111,25 @@ class Generation:
         check_prompt(llm.model, ids, self._asked.context)
         exact = llm.backend.exact
         receipt = self.receipt = Receipt("", prompt_tokens=len(ids), reason="nothing was looked up", exact=exact)
-        with llm.room(len(ids), self._asked.priority, self._is_cancelled) as room, llm.new_turn() as turn:
+        with llm.room(len(ids), self._asked.priority, self._cancelled) as room, llm.new_turn() as turn:
             yield from self._compute(turn, room, ids)
         yield End(receipt)
 
     def _turn(self) -> Iterator[Event | End]:
         llm, asked = self._llm, self._asked
         store = llm.agents
-        with store.open_turn(asked.agent, llm.config.context, asked.tenant, self._is_cancelled, asked.group) as turn:
+        with store.open_turn(asked.agent, llm.config.context, asked.tenant, self._cancelled, asked.group) as turn:
             prompt = self._tokenise(turn)
+            self._ids = prompt.ids
             check_prompt(llm.model, prompt.ids, asked.context)
             # Memory is free before someone else is let in for it.
-            with llm.room(len(prompt.ids), asked.priority, self._is_cancelled) as room, closing(turn.kv):
+            with llm.room(len(prompt.ids), asked.priority, self._cancelled) as room, closing(turn.kv):
                 receipt = self.receipt = turn.acquire(prompt.ids, prompt.diverged_at_char)
-                answer: list[int] = []
-                text = ""
                 with closing(self._compute(turn, room, prompt.ids)) as events:
-                    for event in events:
-                        answer.append(event.token)
-                        text += event.text
-                        yield event
-                said = None if asked.messages is None else (*asked.messages, {"role": "assistant", "content": text})
-                spelt = answer_runs(llm.tokenizer, answer, continuing=prompt.ids[-1] not in llm.control_ids)
+                    yield from events
+                answer = {"role": "assistant", "content": "".join(self._text)}
+                said = None if asked.messages is None else (*asked.messages, answer)
+                spelt = answer_runs(llm.tokenizer, self._answer, continuing=prompt.ids[-1] not in llm.control_ids)
                 if asked.keep:
                     runs = prompt.runs or (Run(llm.tokenizer.decode(prompt.ids, special=True), False, len(prompt.ids)),)
                     turn.commit((*runs, *spelt), said)
@@ -127,15 +138,14 @@ class Generation:
     def _tokenise(self, turn: Turn) -> Prompt:
         """Now that the agent's turn is owned: what it has computed keeps its token ids."""
         given, tokenizer = self._asked.given, self._llm.tokenizer
+        if self._first is not None and self._first._ids is not None:
+            given = self._first._ids
         if isinstance(given, list):
             return Prompt(given, ())  # what they spell is worked out after the last token
         segments, add_bos = given
         if turn.agent is None and self._asked.keep:
             turn.store.continue_branch(turn, text_digests(wanted_runs(segments, add_bos)))
         return tokenise(tokenizer, segments, add_bos, turn.history.runs, turn.history.ids)
-
-    def _is_cancelled(self) -> bool:
-        return self._cancelled.is_set() or (self._sequence is not None and self._sequence.cancelled)
 
     def _compute(self, turn: Turn | Alone, room: Room, ids: list[int]) -> Generator[Event]:
         llm = self._llm
@@ -156,13 +166,13 @@ class Generation:
                     yield happened
         finally:
             if over is None:  # whoever listened has gone
-                llm.engine.cancel(sequence)
+                self.cancel()
                 while not isinstance(self._happened.get(), _Over):
                     pass
             llm.finished(sampler)
         if over.error is not None:
             raise over.error
-        if self._is_cancelled():
+        if self._cancelled.is_set():
             raise CancelledError("cancelled")
 
     def _teller(self, ids: list[int]) -> Callable[[Choice], bool]:
@@ -185,7 +195,9 @@ class Generation:
                 finish = "length"
             if finish and matcher.matched is None:
                 text += matcher.push(detokenizer.flush()) + matcher.flush()
-            self._happened.put(Event(choice.token, text, choice.logprob, choice.top_logprobs, finish, matcher.matched))
+            self._answer.append(choice.token)
+            self._text.append(text)
+            self._listener(Event(choice.token, text, choice.logprob, choice.top_logprobs, finish, matcher.matched))
             return finish is not None
 
         return tell

@@ -45,6 +45,7 @@ from everwarm.pull import resolve
 from everwarm.text.chat import ChatTemplate
 from everwarm.text.tokenizer import Tokenizer
 from everwarm.types import Segment
+from everwarm.waiting import Cancellation
 from everwarm.weights.cache import WeightCache
 from everwarm.weights.gguf import GGUFFile
 from everwarm.weights.identity import weights_id
@@ -295,7 +296,7 @@ class LLM:
         return self._admission.waiting
 
     @contextmanager
-    def room(self, tokens: int, priority: int, cancelled: Callable[[], bool]) -> Iterator[Room]:
+    def room(self, tokens: int, priority: int, cancelled: Cancellation) -> Iterator[Room]:
         """Wait until the KV of a prompt of so many tokens, and a little more, fits beside those that run."""
         room = Room(self._admission, priority, cancelled)
         room.enter(self._blocks(tokens))

@@ -1,4 +1,4 @@
-// The Python face of the native core. Arguments are checked here, before any kernel sees them; the GIL is released while they run.
+// The Python face of the native core. Arguments are checked here, before any kernel sees them; the GIL is released meanwhile.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <functional>
 #include <optional>
 
 #include "buffers.h"
@@ -128,6 +129,8 @@ class Timer {
   std::chrono::steady_clock::time_point begin_;
 };
 
+using Biases = std::vector<std::optional<FloatArray>>;
+
 struct Engine {
   const Kernels& k;
   Pool pool;
@@ -140,13 +143,12 @@ struct Engine {
     return a.data();
   }
 
-  void embed(const Form& table, IntArray tokens, Rows& out) {
+  void embed(const Form& table, const IntArray& tokens, Rows& out) {
     const Timer timer(spent[other_s]);
     if (out.width() != table.inputs()) refuse("embed: rows of " + std::to_string(out.width()) + ", the table has " + std::to_string(table.inputs()));
     for (size_t i = 0; i < tokens.size(); i++)
       if (tokens.data()[i] < 0 || tokens.data()[i] >= table.outputs())
         refuse("embed: token " + std::to_string(tokens.data()[i]) + " is not among " + std::to_string(table.outputs()));
-    nb::gil_scoped_release release;
     out.resize(int(tokens.size()));
     if (table.quantised)
       dequantize_rows(table.weight, tokens.data(), out.rows(), out.floats(), pool);
@@ -154,11 +156,10 @@ struct Engine {
       dequantize_float_rows(table.floats, tokens.data(), out.rows(), out.floats(), pool);
   }
 
-  void norm(const Rows& x, FloatArray weight, float epsilon, Rows& out, bool quantise) {
+  void norm(const Rows& x, const FloatArray& weight, float epsilon, Rows& out, bool quantise) {
     const Timer timer(spent[other_s]);
     const float* w = vector(weight, x.width(), "norm weight");
     if (out.width() != x.width()) refuse("norm: widths differ");
-    nb::gil_scoped_release release;
     out.resize(x.rows());
     const bool can = quantise && x.width() % GROUP == 0;
     const QuantOut q = can ? out.quant_out() : QuantOut{};
@@ -167,12 +168,11 @@ struct Engine {
 
   void quantise(Rows& x) {
     if (x.width() % GROUP) refuse("quantise: width " + std::to_string(x.width()) + " is not a multiple of 32");
-    nb::gil_scoped_release release;
     k.quantize(pool, x.floats(), x.rows(), x.quant_out());
   }
 
   // Several products that share x. With `add`, the results are added to what the outputs hold.
-  void linear(Rows& x, const std::vector<Form*>& forms, const std::vector<std::optional<FloatArray>>& biases, const std::vector<Rows*>& outs, bool add) {
+  void linear(Rows& x, const std::vector<Form*>& forms, const Biases& biases, const std::vector<Rows*>& outs, bool add) {
     const Timer timer(spent[products_s]);
     if (forms.size() != outs.size() || forms.size() != biases.size() || forms.empty()) refuse("linear: one output and one bias per form");
     std::vector<Product> list;
@@ -189,27 +189,24 @@ struct Engine {
       need_codes |= f.quantised;
       list.push_back({f.quantised ? &f.weight : nullptr, f.quantised ? nullptr : &f.floats, bias, outs[i]->floats(), size_t(f.outputs()), add});
     }
-    nb::gil_scoped_release release;
     if (need_codes && !x.quantised()) k.quantize(pool, x.floats(), x.rows(), x.quant_out());
     const QuantRows q = x.quant();
     k.products(pool, need_codes ? &q : nullptr, x.floats(), x.rows(), x.width(), list.data(), int(list.size()));
   }
 
   // silu(x Gate^T) * (x Up^T). Fused and quantised where both are quantised, else step by step.
-  void gated(Rows& x, Form& gate, Form& up, const std::optional<FloatArray>& gate_bias, const std::optional<FloatArray>& up_bias, Rows& out, Rows& spare) {
+  void gated(Rows& x, const std::vector<Form*>& gate_up, const Biases& biases, Rows& out, Rows& spare) {
+    if (gate_up.size() != 2 || biases.size() != 2) refuse("gated: two forms and two biases");
+    const Form &gate = *gate_up[0], &up = *gate_up[1];
     if (gate.outputs() != up.outputs() || out.width() != gate.outputs()) refuse("gated: widths of gate, up and output differ");
-    if (gate.quantised && up.quantised && gate.outputs() % GROUP == 0 && !gate_bias && !up_bias && gate.inputs() == x.width() && up.inputs() == x.width()) {
+    if (gate.quantised && up.quantised && gate.outputs() % GROUP == 0 && !biases[0] && !biases[1] && gate.inputs() == x.width() && up.inputs() == x.width()) {
       const Timer timer(spent[products_s]);
-      nb::gil_scoped_release release;
-      if (!x.quantised()) k.quantize(pool, x.floats(), x.rows(), x.quant_out());
+        if (!x.quantised()) k.quantize(pool, x.floats(), x.rows(), x.quant_out());
       out.resize(x.rows());
       k.gated(pool, x.quant(), gate.weight, up.weight, out.quant_out());
       return;
     }
-    std::vector<std::optional<FloatArray>> biases;
-    biases.push_back(gate_bias), biases.push_back(up_bias);
-    linear(x, {&gate, &up}, biases, {&out, &spare}, false);
-    nb::gil_scoped_release release;
+    linear(x, gate_up, biases, {&out, &spare}, false);
     k.gate_floats(pool, out.floats(), spare.floats(), size_t(out.rows()) * out.width());
   }
 
@@ -217,7 +214,6 @@ struct Engine {
     const Timer timer(spent[other_s]);
     if (heads < 1 || x.width() % heads || x.width() / heads < 2 * batch.pairs) refuse("rotate: " + std::to_string(x.width()) + " elements in " + std::to_string(heads) + " heads");
     if (x.rows() != batch.rows) refuse("rotate: " + std::to_string(x.rows()) + " rows, the batch has " + std::to_string(batch.rows));
-    nb::gil_scoped_release release;
     k.rotate(pool, x.floats(), x.rows(), heads, x.width() / heads, batch.cosine.data(), batch.sine.data(), batch.pairs, adjacent);
   }
 
@@ -227,7 +223,6 @@ struct Engine {
     if (keys.width() != width || values.width() != width || keys.rows() != batch.rows || values.rows() != batch.rows)
       refuse("store_kv: keys and values must be (" + std::to_string(batch.rows) + ", " + std::to_string(width) + ")");
     const auto& spans = batch.at_layer(kv, layer);
-    nb::gil_scoped_release release;
     k.store_kv(pool, kv.shape(), keys.floats(), values.floats(), spans.data(), int(spans.size()));
   }
 
@@ -238,9 +233,33 @@ struct Engine {
     if (q.width() % s.head_dim || heads % s.kv_heads || q.rows() != batch.rows || out.width() != q.width())
       refuse("attention: queries must be (" + std::to_string(batch.rows) + ", multiple of " + std::to_string(s.kv_heads * s.head_dim) + ")");
     const auto& spans = batch.at_layer(kv, layer);
-    nb::gil_scoped_release release;
     out.resize(q.rows());
     k.attention(pool, s, q.floats(), heads, spans.data(), int(spans.size()), scale, window, softcap, out.floats());
+  }
+};
+
+// Operations of a step that are remembered, to be done again over other batches without asking Python. Its methods are those of the
+// engine; whoever records keeps the forms and rows alive (keep_alive below), vectors of floats are kept here.
+struct Tape {
+  std::vector<std::function<void(Engine&, Batch&)>> operations;
+
+  void norm(const Rows& x, FloatArray weight, float epsilon, Rows& out, bool quantise) {
+    operations.push_back([&x, weight = std::move(weight), epsilon, &out, quantise](Engine& e, Batch&) { e.norm(x, weight, epsilon, out, quantise); });
+  }
+  void linear(Rows& x, std::vector<Form*> forms, Biases biases, std::vector<Rows*> outs, bool add) {
+    operations.push_back([&x, forms = std::move(forms), biases = std::move(biases), outs = std::move(outs), add](Engine& e, Batch&) { e.linear(x, forms, biases, outs, add); });
+  }
+  void gated(Rows& x, std::vector<Form*> gate_up, Biases biases, Rows& out, Rows& spare) {
+    operations.push_back([&x, gate_up = std::move(gate_up), biases = std::move(biases), &out, &spare](Engine& e, Batch&) { e.gated(x, gate_up, biases, out, spare); });
+  }
+  void rotate(Rows& x, int heads, const Batch&, bool adjacent) {
+    operations.push_back([&x, heads, adjacent](Engine& e, Batch& batch) { e.rotate(x, heads, batch, adjacent); });
+  }
+  void store_kv(const KVPool& kv, int layer, const Rows& keys, const Rows& values, const Batch&) {
+    operations.push_back([&kv, layer, &keys, &values](Engine& e, Batch& batch) { e.store_kv(kv, layer, keys, values, batch); });
+  }
+  void attention(const KVPool& kv, int layer, const Rows& q, const Batch&, float scale, int window, float softcap, Rows& out) {
+    operations.push_back([&kv, layer, &q, scale, window, softcap, &out](Engine& e, Batch& batch) { e.attention(kv, layer, q, batch, scale, window, softcap, out); });
   }
 };
 
@@ -353,6 +372,7 @@ NB_MODULE(_native, m) {
       .def("turn", &Batch::turn, "frequencies"_a.noconvert(), "magnitude"_a, "Compute the rotary tables of all rows.")
       .def_ro("rows", &Batch::rows);
 
+  const nb::call_guard<nb::gil_scoped_release> without_gil;
   nb::class_<Engine>(m, "Engine")
       .def("__init__", [](Engine* self, const std::string& isa, int threads) {
         if (threads < 1 || threads > 1024) refuse("threads: " + std::to_string(threads) + ", must be between 1 and 1024");
@@ -379,12 +399,23 @@ NB_MODULE(_native, m) {
            "Integer operations per second that this machine can do with this instruction set.")
       .def("read_bandwidth", [](Engine& e, ByteArray memory) { nb::gil_scoped_release release; return e.k.read_bandwidth(e.pool, memory.data(), memory.size()); },
            "memory"_a.noconvert(), "Bytes per second, read from this memory.")
-      .def("embed", &Engine::embed, "table"_a, "tokens"_a.noconvert(), "out"_a)
-      .def("norm", &Engine::norm, "x"_a, "weight"_a.noconvert(), "epsilon"_a, "out"_a, "quantise"_a)
-      .def("quantise", &Engine::quantise, "x"_a)
-      .def("linear", &Engine::linear, "x"_a, "forms"_a, "biases"_a, "outs"_a, "add"_a)
-      .def("gated", &Engine::gated, "x"_a, "gate"_a, "up"_a, "gate_bias"_a.none(), "up_bias"_a.none(), "out"_a, "spare"_a)
-      .def("rotate", &Engine::rotate, "x"_a, "heads"_a, "batch"_a, "adjacent"_a)
-      .def("store_kv", &Engine::store_kv, "pool"_a, "layer"_a, "keys"_a, "values"_a, "batch"_a)
-      .def("attention", &Engine::attention, "pool"_a, "layer"_a, "q"_a, "batch"_a, "scale"_a, "window"_a, "softcap"_a, "out"_a);
+      .def("embed", &Engine::embed, "table"_a, "tokens"_a.noconvert(), "out"_a, without_gil)
+      .def("norm", &Engine::norm, "x"_a, "weight"_a.noconvert(), "epsilon"_a, "out"_a, "quantise"_a, without_gil)
+      .def("quantise", &Engine::quantise, "x"_a, without_gil)
+      .def("linear", &Engine::linear, "x"_a, "forms"_a, "biases"_a, "outs"_a, "add"_a, without_gil)
+      .def("gated", &Engine::gated, "x"_a, "gate_up"_a, "biases"_a, "out"_a, "spare"_a, without_gil)
+      .def("rotate", &Engine::rotate, "x"_a, "heads"_a, "batch"_a, "adjacent"_a, without_gil)
+      .def("store_kv", &Engine::store_kv, "pool"_a, "layer"_a, "keys"_a, "values"_a, "batch"_a, without_gil)
+      .def("attention", &Engine::attention, "pool"_a, "layer"_a, "q"_a, "batch"_a, "scale"_a, "window"_a, "softcap"_a, "out"_a, without_gil)
+      .def("run", [](Engine& e, const Tape& tape, Batch& batch) { for (const auto& operation : tape.operations) operation(e, batch); },
+           "tape"_a, "batch"_a, without_gil, "Do what was recorded, over this batch.");
+
+  nb::class_<Tape>(m, "Tape")
+      .def(nb::init<>())
+      .def("norm", &Tape::norm, "x"_a, "weight"_a.noconvert(), "epsilon"_a, "out"_a, "quantise"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 5>())
+      .def("linear", &Tape::linear, "x"_a, "forms"_a, "biases"_a, "outs"_a, "add"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 5>())
+      .def("gated", &Tape::gated, "x"_a, "gate_up"_a, "biases"_a, "out"_a, "spare"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 5>(), nb::keep_alive<1, 6>())
+      .def("rotate", &Tape::rotate, "x"_a, "heads"_a, "batch"_a, "adjacent"_a, nb::keep_alive<1, 2>())
+      .def("store_kv", &Tape::store_kv, "pool"_a, "layer"_a, "keys"_a, "values"_a, "batch"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>())
+      .def("attention", &Tape::attention, "pool"_a, "layer"_a, "q"_a, "batch"_a, "scale"_a, "window"_a, "softcap"_a, "out"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 4>(), nb::keep_alive<1, 9>());
 }

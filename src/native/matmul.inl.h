@@ -12,7 +12,7 @@ struct PanelPlanes {
 };
 
 template <Codes C>
-inline void load_codes(const PanelPlanes& w, int group, Bytes out[8]) {
+[[gnu::always_inline]] inline void load_codes(const PanelPlanes& w, int group, Bytes out[8]) {
   const uint8_t* p = w.code + size_t(group) * (C == Codes::bytes ? 512 : 256);
   if constexpr (C == Codes::bytes) {
     for (int j = 0; j < 8; j++) out[j] = load_bytes(p + 64 * j);
@@ -41,7 +41,7 @@ constexpr bool has_minimum(Scales s) { return s == Scales::half_min || s == Scal
 
 // Scales of a panel and group: one per half of the group (the same for both halves but for `super`), and the minimum.
 template <Scales S>
-inline void load_scales(const PanelPlanes& w, int group, F32 scale[2], F32& minimum) {
+[[gnu::always_inline]] inline void load_scales(const PanelPlanes& w, int group, F32 scale[2], F32& minimum) {
   const uint16_t* half = w.half;
   if constexpr (S == Scales::half) scale[0] = load_f16(half + group * PANEL);
   if constexpr (S == Scales::half_min) {
@@ -205,7 +205,7 @@ inline void packed_tile(const Weight& w, int panel, const QuantRows& x, int row,
   const float *scale_of_x = x.scale + size_t(row) * groups, *sum_of_x = x.scaled_sum + size_t(row) * groups;
   const int32_t* sums_of_x = x.sums + size_t(row) * groups * 2;
   F32 local[T];  // a copy that nothing can alias stays in registers
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int t = 0; t < T; t++) local[t] = splat(0.f);
   for (int g = 0; g < groups; g++) {
     for (int b = 0; b < CODE_BYTES; b += 64) __builtin_prefetch(planes.code + size_t(g) * CODE_BYTES + b + AHEAD);
@@ -213,7 +213,7 @@ inline void packed_tile(const Weight& w, int panel, const QuantRows& x, int row,
     F32 scale[2], minimum;
     load_codes<C>(planes, g, codes);
     load_scales<S>(planes, g, scale, minimum);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int t = 0; t < T; t++) {
       const int at = t * groups + g;
       const int8_t* quads = codes_of_x + size_t(t) * x.inputs + g * GROUP;
@@ -235,7 +235,7 @@ inline void packed_tile(const Weight& w, int panel, const QuantRows& x, int row,
       if constexpr (has_minimum(S)) local[t] = fma(minimum, splat(sum_of_x[at]), local[t]);
     }
   }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int t = 0; t < T; t++) acc[t] = local[t];
 }
 
@@ -279,34 +279,19 @@ inline void finish_panel(const Product& product, int outputs, int panel, int row
   }
 }
 
-// Calls use(row, acc) for all rows in tiles of at most MOST: compute(row, acc) fills one.
+// Calls use(row, acc) for the rows from `row` on in tiles of at most MOST, then 4, 2 and 1: compute(row, acc) fills one.
 template <int MOST, int P, class Compute, class Use>
-inline void in_tiles(int rows, Compute&& compute, Use&& use) {
-  int row = 0;
+inline void in_tiles(int rows, Compute&& compute, Use&& use, int row = 0) {
   for (; row + MOST <= rows; row += MOST) {
     F32 acc[MOST][P];
     compute(row, acc);
     use(row, acc);
   }
-  if constexpr (MOST > 1) {
-    const int rest = rows - row;
-    if (rest >= MOST / 2 && MOST / 2 > 0) {
-      constexpr int HALF = MOST / 2;
-      for (; row + HALF <= rows; row += HALF) {
-        F32 acc[HALF][P];
-        compute(row, acc);
-        use(row, acc);
-      }
-    }
-    for (; row < rows; row++) {
-      F32 acc[1][P];
-      compute(row, acc);
-      use(row, acc);
-    }
-  }
+  if constexpr (MOST > 1) in_tiles<(MOST > 4 ? 4 : MOST / 2), P>(rows, compute, use, row);
 }
 
-constexpr int PACKED_ROWS = 4;  // up to this many rows a form is unpacked in registers, for more rows once into scratch
+// Up to this many rows a form is unpacked in registers, again for every PACKED_TILE of them; for more rows once, into scratch.
+constexpr int packed_rows(Codes c) { return c == Codes::nibbles || c == Codes::bytes ? 64 : 2 * PACKED_TILE; }
 
 template <Codes C, Scales S, int P, class Use>
 void form_rows(const Weight& w, int panel, const QuantRows& x, const Outliers& outliers, Scratch& scratch, Use&& use) {
@@ -319,8 +304,8 @@ void form_rows(const Weight& w, int panel, const QuantRows& x, const Outliers& o
       }
     use(row, acc);
   };
-  if (x.rows <= PACKED_ROWS) {
-    in_tiles<PACKED_ROWS, P>(
+  if (x.rows <= packed_rows(C)) {
+    in_tiles<PACKED_TILE, P>(
         x.rows,
         [&](int row, auto& acc) {
           constexpr int T = sizeof acc / sizeof acc[0];

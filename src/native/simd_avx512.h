@@ -121,5 +121,6 @@ inline I32 dot_pairs(I32 acc, Bytes a, Bytes b) {
 
 constexpr int ATTENTION_ROWS = 6;  // x 4 vectors
 constexpr int TILE_ROWS = 6;  // x 2 panels of 16 outputs: 12 sums, 12 dots, and room for codes and scales in 32 registers
+constexpr int PACKED_TILE = 8;  // sums of one panel, beside the 8 vectors of its codes
 
 }  // namespace everwarm::avx512

@@ -150,5 +150,6 @@ inline I32 dot_pairs(I32 acc, Bytes a, Bytes b) {
 
 constexpr int ATTENTION_ROWS = 2;  // x 4 vectors
 constexpr int TILE_ROWS = 2;
+constexpr int PACKED_TILE = 4;
 
 }  // namespace everwarm::portable

@@ -3,6 +3,7 @@
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -121,3 +122,43 @@ def test_a_broken_request_fails_alone(tiny_path: Path) -> None:
         with pytest.raises(ZeroDivisionError):
             list(generation.events())
         assert len(list(events)) == 200
+
+
+def test_pinned_agents_make_room_when_nothing_else_can(tiny_path: Path) -> None:
+    """They come back from disk; nobody waits for memory that never becomes free."""
+    with everwarm.load(tiny_path) as llm:
+        block = llm.new_kv().pool.block_bytes
+    prompts = [f"{number} tells a story" * 20 for number in range(4)]
+    expected = alone(tiny_path, prompts, max_tokens=100)
+    with everwarm.load(tiny_path, kv_budget=14 * block) as llm, ThreadPoolExecutor(4) as threads:
+        llm.agents.pool.index_bytes = lambda: 0
+        for name in ("a", "b"):
+            llm.generate(name * 380, agent=name, max_tokens=10, ignore_eos=True)
+            llm.agents.pin(name)
+        assert llm.agents.pool.in_use > 10
+        answers = list(threads.map(lambda p: llm.generate(p, max_tokens=100, ignore_eos=True).tokens, prompts))
+        assert answers == expected
+        back = llm.generate("a" * 380 + "!", agent="a", max_tokens=5, ignore_eos=True, temperature=0.0)
+        assert back.receipt is not None
+        assert (back.receipt.match, back.receipt.tier) == ("diverged", "warm")
+
+
+def test_choices_go_on_from_the_very_tokens_of_the_first(tiny_path: Path) -> None:
+    """`zq` is one token, unless an agent has said it as two."""
+    talk = [{"role": "user", "content": "Hi"}]
+    with everwarm.load(tiny_path) as llm:
+        ask = partial(
+            llm.generate, messages=talk, max_tokens=2, temperature=9.0, logit_bias={ord("z"): 100.0, ord("q"): 100.0}
+        )
+        seed = next(seed for seed in range(100) if ask(seed=seed, cache=False).text == "zq")
+        assert ask(seed=seed, agent="a").tokens == [ord("z"), ord("q")]
+        talk += [{"role": "assistant", "content": "zq"}, {"role": "user", "content": "Go on"}]
+        first = llm.start(messages=talk, agent="a", max_tokens=3, ignore_eos=True)
+        other = llm.start(messages=talk, keep=False, max_tokens=3, ignore_eos=True).another_choice_of(first)
+        spoken = [[one.token for one in each.events() if isinstance(one, everwarm.Event)] for each in (first, other)]
+        assert spoken[0] == spoken[1]
+        assert first.receipt is not None
+        assert other.receipt is not None
+        assert first.receipt.match == "extended"
+        assert other.receipt.tokens_digest == first.receipt.tokens_digest
+        assert other.receipt.prompt_tokens == len(llm.encode_prompt(messages=talk)) + 1

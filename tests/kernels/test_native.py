@@ -128,7 +128,7 @@ def test_gated(engine: _native.Engine, kinds: tuple[str, str], count: int) -> No
     (gate, dense_gate), (up, dense_up) = (packed(engine, kind, 96, 64, seed=i) for i, kind in enumerate(kinds))
     (down, dense_down) = packed(engine, "Q8_0", 32, 96, seed=5)
     hidden, result = _native.Rows(96), _native.Rows(32)
-    engine.gated(rows(x), gate, up, None, None, hidden, _native.Rows(96))
+    engine.gated(rows(x), [gate, up], [None, None], hidden, _native.Rows(96))
     engine.linear(hidden, [down], [None], [result], False)
     g, u = (
         (x if kind in FLOATS else quantised(x)).astype(np.float64) @ dense.T.astype(np.float64)

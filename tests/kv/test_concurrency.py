@@ -179,7 +179,7 @@ def check_store(store: Watched) -> None:
     assert all(name.startswith("anonymous") for name in gone)  # the quota may have taken them
     for (_, name), agent in store.agents.items():
         assert store.history(agent).ids == store.histories[name]
-        assert (agent.waiting, agent.turn.locked()) == (0, False)
+        assert (agent.waiting, agent.talks) == (0, False)
 
 
 NAMES = [f"agent {number}" for number in range(6)]

@@ -369,8 +369,9 @@ def test_a_full_context_ends_the_answer_as_length(tmp_path: Path) -> None:
         answer = ask(client, max_tokens=1000)
         assert answer.usage is not None
         assert (answer.usage.total_tokens, answer.choices[0].finish_reason) == (64, "length")
-        with pytest.raises(openai.BadRequestError, match="the context is 64"):
+        with pytest.raises(openai.BadRequestError, match="the context is 64") as refused:
             ask(client, [{"role": "user", "content": "x" * 100}])
+        assert refused.value.code == "context_length_exceeded"
         with pytest.raises(openai.BadRequestError, match="does not read them"):
             ask(client, tools=[TOOL])
 

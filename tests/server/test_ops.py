@@ -4,6 +4,7 @@ import asyncio
 import hmac
 import json
 import logging
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -12,15 +13,20 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import Request
 from prometheus_client.parser import text_string_to_metric_families
 from running import Running, running
 
 from everwarm.cli import app as cli
 from everwarm.cli.serve import parse_keys
 from everwarm.errors import ConfigError
+from everwarm.server import limits, stream
+from everwarm.server.answers import Answers
+from everwarm.server.app import create_app
 from everwarm.server.loading import preload
 from everwarm.server.log import JsonFormatter
 from everwarm.server.metrics import reason_class
+from everwarm.server.openai_wire import TextWire
 from everwarm.server.process import Front, Progress
 from everwarm.server.serving import Limits
 from everwarm.weights.cache import Problem
@@ -325,6 +331,65 @@ def test_a_full_queue_is_429_with_retry_after(path: Path, tmp_path: Path) -> Non
         thread.join()
     assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
     assert refused.json()["error"]["type"] == "rate_limit_error"
+
+
+def test_a_full_queue_is_told_before_the_body_is_read(path: Path, tmp_path: Path) -> None:
+    with running(path, tmp_path, limits=Limits(most_queued=1)) as server:
+        events = httpx.stream(
+            "POST", server.url + "/v1/chat/completions", json=HELLO | {"stream": True, "max_tokens": 400}, timeout=30
+        )
+        address = httpx.URL(server.url)
+        with events as first, socket.create_connection((address.host, address.port or 80), timeout=30) as second:
+            next(first.iter_bytes())
+            second.sendall(b"POST /v1/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n")
+            answer = second.recv(65536)
+        assert answer.startswith(b"HTTP/1.1 429 ")
+
+
+def test_bodies_of_all_requests_together_are_bounded(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "MOST_HELD", 5000)
+    with running(path, tmp_path) as server:
+        refused = ask(server, metadata={"much": "x" * 5000})
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        for _ in range(20):
+            assert ask(server, metadata={"less": "x" * 3000}).status_code == 200
+
+
+def test_tenants_can_not_push_each_other_aside(server: Running, keyed: Running) -> None:
+    assert ask(server, everwarm={"priority": 5}).status_code == 200
+    assert ask(keyed, "key-a", everwarm={"priority": -5}).status_code == 200
+    refused = ask(keyed, "key-a", everwarm={"priority": 5})
+    assert refused.status_code == 400
+    assert "everwarm.priority" in refused.json()["error"]["message"]
+
+
+def test_a_client_that_does_not_read_counts_as_gone(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "STALLED_S", 0.2)
+    with running(path, tmp_path) as server:
+        serving = create_app(server.llm, "tiny").state.serving
+        generation = server.llm.start("Hello", max_tokens=100_000, ignore_eos=True)
+        answers = Answers(serving, "/v1/completions", [generation], "", "default")
+
+        async def respond() -> None:
+            async def receive() -> Any:
+                await asyncio.sleep(3600)
+
+            async def send(message: Any) -> None:
+                if message["type"] == "http.response.body":
+                    await asyncio.sleep(3600)
+
+            scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
+            wire = TextWire(serving, 1, logprobs=False, usage=False, prompt_chars=0)
+            response = await stream.respond(Request(scope, receive), answers, wire, True, 5.0)
+            await response(scope, receive, send)
+
+        asyncio.run(asyncio.wait_for(respond(), 30))
+        serving.close()
+        assert (answers.done.status, server.llm.engine.running) == (499, 0)
 
 
 def test_a_request_that_takes_too_long_is_408(path: Path, tmp_path: Path) -> None:

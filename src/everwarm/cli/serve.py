@@ -23,9 +23,15 @@ def serve(
         str, typer.Argument(help="Path or pulled name; the default is pulled if it is missing.")
     ] = DEFAULT,
     host: Annotated[
-        str, typer.Option(help="Address to listen on; other machines reach it only if it is not a loopback one.")
+        str,
+        typer.Option(
+            envvar="EVERWARM_HOST",
+            help="Address to listen on; other machines reach it only if it is not a loopback one.",
+        ),
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8080,
+    port: Annotated[
+        int, typer.Option(envvar="EVERWARM_PORT", help="Port to listen on; 0 takes a free one.", min=0, max=65535)
+    ] = 8080,
     api_key: Annotated[
         list[str] | None,
         typer.Option(
@@ -37,20 +43,37 @@ def serve(
         bool, typer.Option("--insecure", help="Listen on an address that others can reach, without any key.")
     ] = False,
     cors: Annotated[
-        list[str] | None, typer.Option(help="Origin whose pages may ask from a browser; may be given several times.")
+        list[str] | None,
+        typer.Option(
+            envvar="EVERWARM_CORS", help="Origin whose pages may ask from a browser; may be given several times."
+        ),
     ] = None,
     context: Annotated[
-        int | None, typer.Option(help="Tokens of prompt and answer, if fewer than the model's.", min=2)
+        int | None,
+        typer.Option(envvar="EVERWARM_CONTEXT", help="Tokens of prompt and answer, if fewer than the model's.", min=2),
     ] = None,
     max_queue: Annotated[
-        int, typer.Option(help="Requests that may run or wait; more are told to come again.", min=1, max=4096)
+        int,
+        typer.Option(
+            envvar="EVERWARM_MAX_QUEUE",
+            help="Requests that may run or wait; more are told to come again.",
+            min=1,
+            max=4096,
+        ),
     ] = 256,
-    max_body: Annotated[str, typer.Option(help="Largest body of a request.")] = "16MiB",
-    request_timeout: Annotated[float, typer.Option(help="Seconds that a request may take.", min=0.1)] = 3600.0,
+    max_body: Annotated[str, typer.Option(envvar="EVERWARM_MAX_BODY", help="Largest body of a request.")] = "16MiB",
+    request_timeout: Annotated[
+        float, typer.Option(envvar="EVERWARM_REQUEST_TIMEOUT", help="Seconds that a request may take.", min=0.1)
+    ] = 3600.0,
     grace: Annotated[
-        float, typer.Option(help="Seconds that running requests have to end after SIGTERM or Ctrl-C.", min=0.0)
+        float,
+        typer.Option(
+            envvar="EVERWARM_GRACE", help="Seconds that running requests have to end after SIGTERM or Ctrl-C.", min=0.0
+        ),
     ] = 20.0,
-    log_format: Annotated[str, typer.Option(help="One line per request: text, json.")] = "text",
+    log_format: Annotated[
+        str, typer.Option(envvar="EVERWARM_LOG_FORMAT", help="One line per request: text, json.")
+    ] = "text",
     *,
     settings: LoadSettings,
 ) -> None:

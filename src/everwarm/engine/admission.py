@@ -4,11 +4,11 @@ What a request may need at most is unknown; it asks for its prompt and a little 
 preempts.
 """
 
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from everwarm.errors import CancelledError, CapacityError
+from everwarm.waiting import Cancellation, Line
 
 
 @dataclass(slots=True, eq=False)
@@ -17,7 +17,7 @@ class Room:
 
     admission: "Admission"
     priority: int
-    cancelled: Callable[[], bool]
+    cancelled: Cancellation
     blocks: int = 0
 
     def enter(self, blocks: int) -> None:
@@ -40,45 +40,30 @@ class Admission:
     def __init__(self, most_blocks: Callable[[], int | None], most_running: int) -> None:
         self._most_blocks = most_blocks
         self._most_running = most_running
-        self._changed = threading.Condition()
-        self._inside: list[Room] = []
-        self._waiting: list[Room] = []
+        self._line = Line[Room](self._fits)
 
     @property
     def waiting(self) -> int:
-        return len(self._waiting)
+        return self._line.waiting
 
     @property
     def inside(self) -> int:
-        return len(self._inside)
+        return len(self._line.inside)
 
     def enter(self, room: Room) -> None:
-        with self._changed:
-            most = self._most_blocks()
-            if most is not None and room.blocks > most:
-                raise CapacityError(
-                    f"{room.blocks} blocks of KV are needed, the budget holds {most}: give a larger --kv-budget"
-                )
-            self._waiting.append(room)
-            try:
-                while not self._may_enter(room):
-                    if room.cancelled():
-                        raise CancelledError("cancelled while waiting for memory")
-                    self._changed.wait(0.05)
-                self._inside.append(room)
-            finally:
-                self._waiting.remove(room)
-                self._changed.notify_all()
+        most = self._most_blocks()
+        if most is not None and room.blocks > most:
+            raise CapacityError(
+                f"{room.blocks} blocks of KV are needed, the budget holds {most}: give a larger --kv-budget"
+            )
+        if not self._line.enter(room, room.priority, room.cancelled):
+            raise CancelledError("cancelled while waiting for memory")
 
     def leave(self, room: Room) -> None:
-        with self._changed:
-            if room in self._inside:
-                self._inside.remove(room)
-                self._changed.notify_all()
+        self._line.leave(room)
 
-    def _may_enter(self, room: Room) -> bool:
-        first = max(self._waiting, key=lambda one: one.priority)  # of equals, who came first
-        if first is not room or len(self._inside) >= self._most_running:
+    def _fits(self, inside: Sequence[Room], room: Room) -> bool:
+        if len(inside) >= self._most_running:
             return False
         most = self._most_blocks()
-        return most is None or not self._inside or sum(one.blocks for one in self._inside) + room.blocks <= most
+        return most is None or not inside or sum(one.blocks for one in inside) + room.blocks <= most

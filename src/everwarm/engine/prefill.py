@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from everwarm.errors import RequestError
+from everwarm.errors import ContextError, RequestError
 from everwarm.model.transformer import KV, Span, Transformer
 
 PREFILL_CHUNK = 512
@@ -18,7 +18,7 @@ def check_prompt(model: Transformer, prompt: Sequence[int], context: int | None 
     if not prompt:
         raise RequestError("the prompt is empty: give at least one token")
     if len(prompt) >= context:
-        raise RequestError(
+        raise ContextError(
             f"the prompt has {len(prompt):,} tokens, the context is {context:,}: shorten it to leave room for an answer"
         )
     for token in prompt:

@@ -48,6 +48,8 @@ class Sampler:
         self._prompt = np.array(
             sorted(set(prompt)), np.int64
         )  # np.unique would import numpy.ma in the first request: 8 ms
+        self._biased = np.array(list(sampling.logit_bias), np.int64)
+        self._bias = np.array(list(sampling.logit_bias.values()), np.float32)
         self._answer: Counter[int] = Counter()
         self._drawn = 0
         self.spent_s = 0.0
@@ -87,8 +89,7 @@ class Sampler:
         if s.presence_penalty or s.frequency_penalty:
             counts = np.fromiter(self._answer.values(), np.float32, len(self._answer))
             logits[answer] -= np.float32(s.presence_penalty) + np.float32(s.frequency_penalty) * counts
-        for token, bias in s.logit_bias.items():
-            logits[token] += np.float32(bias)
+        logits[self._biased] += self._bias
         if logits.max() == -np.inf:
             raise RequestError("logit_bias forbids every token of the vocabulary: leave at least one")
         return logits

@@ -14,7 +14,10 @@ MOST_ROWS = 512
 """Of prefill in one step: products run at full speed, activations stay small."""
 
 LEAST_ROWS = 32
-STEP_S = 0.1
+TILE_ROWS = 8
+"""What the kernels compute at a time: fewer take as long."""
+
+STEP_S = 0.115
 """A person reads on without noticing; a chunk this long still runs near full speed."""
 
 
@@ -59,5 +62,5 @@ class Scheduler:
     def _room(self, someone_decodes: bool) -> int:
         if not someone_decodes or self._row_s is None:
             return self._most_rows if not someone_decodes else min(self._most_rows, 4 * LEAST_ROWS)
-        rows = int(self._step_s / self._row_s) // LEAST_ROWS * LEAST_ROWS
+        rows = int(self._step_s / self._row_s) // TILE_ROWS * TILE_ROWS
         return max(LEAST_ROWS, min(self._most_rows, rows))

@@ -96,6 +96,12 @@ class Span:
 class Step(Protocol):
     """The operations of one step over a flat batch of spans."""
 
+    def recorder(self) -> "Step | None":
+        """A step that remembers operations on rows, from `norm` to `gated`, instead of computing; None: it can't."""
+
+    def replay(self, recorded: Any) -> None:
+        """Do what a recorder of an earlier step has remembered, with the rows of this one."""
+
     def embed(self, table: Weight) -> Array:
         """The rows of a table that the tokens name."""
 

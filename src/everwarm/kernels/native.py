@@ -100,9 +100,11 @@ class NativeStep:
 
     def __init__(self, backend: NativeBackend, blocks: NativeBlocks, spans: Sequence[Span], rotary: Rotary) -> None:
         self._backend = backend
-        self._engine = backend.engine
+        self._engine: _native.Engine | _native.Tape = backend.engine
         self._blocks = blocks
         self._spans = spans
+        self.tape: _native.Tape | None = None
+        self._rotary = rotary
         self._adjacent = rotary.pairing == "adjacent"
         self._batch = _native.Batch()
         for span in spans:
@@ -111,10 +113,21 @@ class NativeStep:
             self._batch.add(kv.length, len(span.tokens), kv.blocks)
         self._batch.turn(rotary.frequencies, rotary.magnitude)
 
+    def recorder(self) -> "NativeStep":
+        """A step like this one that computes nothing: it remembers what it is asked to do."""
+        recorder = NativeStep(self._backend, self._blocks, (), self._rotary)
+        recorder._engine = recorder.tape = _native.Tape()
+        return recorder
+
+    def replay(self, recorded: "NativeStep") -> None:
+        """Do what another step has remembered, over this one's batch. Python has no say meanwhile."""
+        assert recorded.tape is not None
+        self._backend.engine.run(recorded.tape, self._batch)
+
     def embed(self, table: _native.Form) -> _native.Rows:
         tokens = np.concatenate([np.asarray(span.tokens, np.int32) for span in self._spans])
         x = self._backend.rows("x", table.inputs)
-        self._engine.embed(table, tokens, x)
+        self._backend.engine.embed(table, tokens, x)
         return x
 
     def start(self, rows: F32) -> _native.Rows:
@@ -152,7 +165,7 @@ class NativeStep:
     def gated(self, x: _native.Rows, gate: Affine, up: Affine) -> _native.Rows:
         width = gate[0].outputs
         out = self._backend.rows("gated", width)
-        self._engine.gated(x, gate[0], up[0], gate[1], up[1], out, self._backend.rows("up", width))
+        self._engine.gated(x, [gate[0], up[0]], [gate[1], up[1]], out, self._backend.rows("up", width))
         return out
 
     def logits(self, x: _native.Rows, norm: F32, epsilon: float, output: _native.Form) -> F32:

@@ -168,6 +168,12 @@ class ReferenceStep:
         self._pairing = rotary.pairing
         self._turns = rotary_table(rotary.frequencies, rotary.magnitude, np.concatenate(positions))
 
+    def recorder(self) -> None:
+        """Python is what computes: there is nothing to be saved."""
+
+    def replay(self, recorded: object) -> None:
+        raise NotImplementedError
+
     @_timed("other")
     def embed(self, table: F32) -> F32:
         return embed(table, np.concatenate([np.asarray(span.tokens, np.int32) for span in self._spans]))

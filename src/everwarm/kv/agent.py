@@ -1,11 +1,12 @@
 """An agent in memory, and which names an agent may have."""
 
-import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from everwarm.errors import StoreError
 from everwarm.kv.manifest import Manifest
 from everwarm.kv.tree import Node
+from everwarm.waiting import Line
 
 MOST_NAME = 256
 
@@ -30,11 +31,20 @@ class Agent:
     text_digest: str = ""
     unsaved: Manifest | None = None  # not on disk, or newer than what is there
     superseded: list[Node] = field(default_factory=list)  # its manifest on disk may still need them
-    turn: threading.Lock = field(default_factory=threading.Lock)
+    turn: Line[None] = field(default_factory=lambda: Line(_one_at_a_time))
     waiting: int = 0  # turns that are open or wait
+
+    @property
+    def talks(self) -> bool:
+        """Whether somebody owns its turn."""
+        return bool(self.turn.inside)
 
     def chain(self) -> list[Node]:
         return self.leaf.path() if self.leaf else []
+
+
+def _one_at_a_time(inside: Sequence[None], one: None) -> bool:
+    return not inside
 
 
 def check_name(name: str, what: str) -> str:

@@ -5,7 +5,7 @@ as they occur.
 """
 
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING
 
 from everwarm.errors import CapacityError
@@ -54,7 +54,11 @@ def restore(
             read = store.pool.allocate_many(len(missing), clear=False)
         except CapacityError as full:
             usable, why, missing = missing[0], str(full), []
-    failures = _read_all(store, [(nodes[i], block) for i, block in zip(missing, read, strict=True)], receipt)
+    try:
+        failures = _read_all(store, [(nodes[i], block) for i, block in zip(missing, read, strict=True)], receipt)
+    except BaseException:
+        store.pool.drop([*held.values(), *read])
+        raise
     done = 0
     with store.lock:
         for i, block, error in zip(missing, read, failures, strict=True):
@@ -121,7 +125,10 @@ def _read_all(store: "AgentStore", wanted: list[tuple[Node, int]], receipt: Rece
             failures[number] = read(*wanted[number])
 
     others = [_readers().submit(read_stripe, stripe) for stripe in stripes[1:]]
-    read_stripe(stripes[0])
+    try:
+        read_stripe(stripes[0])
+    finally:
+        wait(others)  # they write into blocks of the pool
     for other in others:
         other.result()
     receipt.read_s, receipt.verify_s = sum(one[0] for one in spent), sum(one[1] for one in spent)

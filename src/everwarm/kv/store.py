@@ -36,6 +36,7 @@ from everwarm.kv.tree import NODE_BYTES, Node, Tree
 from everwarm.kv.turn import History, Turn
 from everwarm.kv.warm import WarmTier, alone_with
 from everwarm.kv.writer import Writer
+from everwarm.waiting import Cancellation
 
 if TYPE_CHECKING:
     from everwarm.kv.export import Moved
@@ -126,7 +127,7 @@ class AgentStore:
         name: str | None,
         capacity: int,
         tenant: str = "",
-        cancelled: Callable[[], bool] = lambda: False,
+        cancelled: Cancellation | None = None,
         group: str = "",
     ) -> Turn:
         """Wait for the agent's turn; it may grow to `capacity` tokens. Without a name, the conversation gets one from
@@ -139,10 +140,9 @@ class AgentStore:
         with self.lock:
             agent = self.new_agent(tenant, name)
             agent.waiting += 1
-        while not agent.turn.acquire(timeout=0.05):
-            if cancelled():
-                self._leave(agent)
-                raise CancelledError(f"cancelled while another turn of agent {name!r} went on")
+        if not agent.turn.enter(None, cancelled=cancelled):
+            self._leave(agent)
+            raise CancelledError(f"cancelled while another turn of agent {name!r} went on")
         try:
             return Turn(self, agent, tenant, capacity)
         except BaseException:
@@ -189,14 +189,14 @@ class AgentStore:
 
     def claim(self, agent: Agent) -> bool:
         """Own the agent's turn if nobody does. With `lock` held."""
-        if not agent.turn.acquire(blocking=False):
+        if not agent.turn.try_enter(None):
             return False
         agent.waiting += 1
         return True
 
     def end_turn(self, agent: Agent) -> None:
         self._leave(agent)
-        agent.turn.release()
+        agent.turn.leave(None)
 
     def _leave(self, agent: Agent) -> None:
         with self.lock:
@@ -247,11 +247,12 @@ class AgentStore:
                     return node.lost or "evicted by quota"
         return ""
 
-    def roots(self, tenant: str, agent: Agent | None) -> list[tuple[bytes, Node]]:
-        """Where a history may begin: the agent's own salt (of an import), its tenant's."""
-        salts = [agent.salt] if agent is not None and agent.salt else []
-        own = self.tenants.salt(tenant)
-        return [(salt, self.root(salt)) for salt in dict.fromkeys([*salts, own])]
+    def salts(self, tenant: str, agent: Agent | None) -> list[bytes]:
+        """With what a history may begin: the agent's own salt (of an import), its tenant's. A new tenant's is saved:
+        don't ask with `lock` held.
+        """
+        own = [agent.salt] if agent is not None and agent.salt else []
+        return list(dict.fromkeys([*own, self.tenants.salt(tenant)]))
 
     def root(self, salt: bytes) -> Node:
         return self.tree.root(root_key(salt, self.ids.layout.digest, self.ids.weights_id, self.ids.numerics_id))
@@ -290,15 +291,15 @@ class AgentStore:
                     self.pool.drop([block])
 
     def _make_room(self, blocks: int) -> None:
-        """Let go of so many blocks that no sequence uses: first what can come back from disk, then, if saving has
-        failed, what can only be computed again.
+        """Let go of so many blocks that no sequence uses: first what can come back from disk, of pinned agents only if
+        that is not enough; then, if saving has failed, what can only be computed again.
         """
         with self.lock:
-            for forced in (False, True):
+            for pinned, forced in ((False, False), (True, False), (False, True)):
                 for node in self.hot.oldest_first():
                     if blocks <= 0:
                         return
-                    if not node.pinned and self.cool(node, forced):
+                    if (pinned or not node.pinned) and self.cool(node, forced):
                         blocks -= 1
                         self.counters["hot_evictions"] += 1
 
@@ -377,7 +378,7 @@ class AgentStore:
                 self.end_turn(copy)
 
     def pin(self, name: str, pinned: bool = True, tenant: str = "") -> None:
-        """A pinned agent's blocks stay: in memory while they are there, and on disk."""
+        """A pinned agent's blocks stay on disk; in memory, too, unless those who talk need all of it."""
         agent = self.find(name, tenant)
         with self._turn_of(agent):
             self._change(agent, self.manifest(agent).as_next(pinned=pinned), agent.chain())
@@ -555,7 +556,7 @@ class _Owned:
     def __enter__(self) -> None:
         with self._store.lock:
             self._agent.waiting += 1
-        self._agent.turn.acquire()
+        self._agent.turn.enter(None)
         if not (self._agent.generation or self._agent.unsaved):
             self._store.end_turn(self._agent)
             raise UnknownAgentError(f"no such agent: {self._agent.name!r}")

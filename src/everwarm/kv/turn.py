@@ -135,9 +135,11 @@ class Turn:
     def _find(self) -> tuple[int, list[Node]]:
         """How many tokens are known, and the blocks of them that a turn can use: all but the last token."""
         store = self.store
+        salts = store.salts(self.tenant, self.agent)
         with store.lock:
             found: list[tuple[int, bytes, Node, list[Node], Node | None]] = []
-            for salt, root in store.roots(self.tenant, self.agent):
+            for salt in salts:
+                root = store.root(salt)
                 path, partial, shared = store.tree.walk(root, self._tokens)
                 found.append((len(path) * store.pool.block_tokens + shared, salt, root, path, partial))
             matched, self._salt, self._root, path, partial = max(found, key=lambda one: one[0])

@@ -153,7 +153,7 @@ class _Agents:
         agent = await self.on_thread(lambda: self._find(name, tenant))
         try:
             async with asyncio.timeout(self._serving.limits.timeout_s):
-                while agent.turn.locked():
+                while agent.talks:
                     await asyncio.sleep(0.02)
         except TimeoutError:
             raise ApiError(409, f"agent {name!r} was talking all the time; try again later") from None
@@ -161,7 +161,7 @@ class _Agents:
 
     def warm(self, name: str, tenant: str) -> Json:
         llm, agent = self._serving.llm, self._find(name, tenant)
-        with llm.room(agent.kv_tokens, 0, lambda: self._serving.draining):
+        with llm.room(agent.kv_tokens, 0, self._serving.stopped):
             done = _clear(lambda: self._store.warm_up(name, tenant))
         return self._json(agent) | {
             "tier": done.tier,
@@ -226,7 +226,7 @@ class _Agents:
             "hot_bytes": at.hot_bytes,
             "warm_bytes": at.warm_bytes,
             "saved": agent.unsaved is None,
-            "talking": agent.turn.locked(),
+            "talking": agent.talks,
             "created_at": agent.created,
             "last_used_at": agent.used,
         }

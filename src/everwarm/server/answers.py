@@ -4,11 +4,17 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections import deque
+from collections.abc import Sequence
 
+from everwarm.errors import CancelledError
 from everwarm.kv.receipt import Receipt
 from everwarm.llm import End, Event, Generation
-from everwarm.server.serving import Done, Serving
+from everwarm.server.errors import ApiError
+from everwarm.server.serving import Done, Serving, stopping
+
+Batch = list[tuple[int, Event | End]]
+"""Which choice, and what happened to it."""
 
 
 class Answers:
@@ -21,46 +27,69 @@ class Answers:
     ) -> None:
         self._serving = serving
         self._generations = generations
+        self._left = len(generations)
+        self._happened: deque[tuple[int, Event | End | BaseException | None]] = deque()
+        self._arrived = asyncio.Event()
+        self._work = contextlib.ExitStack()
+        self._begun = self._finished = False
         self._started = self._last = time.perf_counter()
         self.done = Done(uuid.uuid4().hex, route, agent, tenant)
         self.receipt: Receipt | None = None  # of the first choice, as far as it is known
 
-    async def events(self) -> AsyncGenerator[tuple[int, Event | End]]:
-        """Which choice, and what happened to it."""
-        happened: asyncio.Queue[tuple[int, Event | End | BaseException | None]] = asyncio.Queue()
+    def begin(self) -> None:
+        """Have the first choice computed. From now on, `close`."""
+        self._follow(0)
 
-        async def follow(number: int) -> None:
+    async def next(self, within_s: float | None = None) -> Batch | None:
+        """What has happened since; nothing, if that is so for `within_s`; None when all choices are over. Raises what
+        ended one of them before its time.
+        """
+        while not (batch := self._take()) and self._left:
+            left_s = self._started + self._serving.limits.timeout_s - time.perf_counter()
             try:
-                async with contextlib.aclosing(self._serving.events(self._generations[number])) as events:
-                    async for event in events:
-                        happened.put_nowait((number, event))
-                happened.put_nowait((number, None))
-            except BaseException as error:
-                happened.put_nowait((number, error))
-                if isinstance(error, asyncio.CancelledError):
-                    raise
+                async with asyncio.timeout(left_s if within_s is None else min(left_s, within_s)):
+                    await self._arrived.wait()
+            except TimeoutError:
+                if within_s is not None and within_s < left_s:
+                    return []
+                limit = f"{self._serving.limits.timeout_s:g} s"
+                raise ApiError(408, f"the request took longer than the limit of {limit}", "timeout_error") from None
+        return batch or None
 
-        tasks: list[asyncio.Task[None]] = []
-        left = len(self._generations)
-        try:
-            with self._serving.admitted():
-                tasks.append(asyncio.create_task(follow(0)))
-                while left:
-                    number, event = await happened.get()
-                    if isinstance(event, BaseException):
-                        raise event
-                    if event is None:
-                        left -= 1
-                        continue
-                    if len(tasks) < len(self._generations):
-                        tasks += [asyncio.create_task(follow(other)) for other in range(1, len(self._generations))]
-                    self._count(number, event)
-                    yield number, event
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+    def close(self) -> None:
+        """What is not over yet is cancelled."""
+        self._work.close()
+        if not self._finished:
+            self._finished = True
             self._finish()
+
+    def _follow(self, number: int) -> None:
+        def tell(item: Event | End | BaseException | None) -> None:
+            self._happened.append((number, item))
+            self._arrived.set()
+
+        self._work.enter_context(self._serving.running(self._generations[number], tell))
+
+    def _take(self) -> Batch:
+        self._arrived.clear()
+        batch: Batch = []
+        while self._happened:
+            number, item = self._happened[0]
+            if isinstance(item, BaseException):
+                if batch:  # the error comes after it
+                    break
+                raise stopping() if self._serving.draining and isinstance(item, CancelledError) else item
+            self._happened.popleft()
+            if item is None:
+                self._left -= 1
+                continue
+            if number == 0 and not self._begun:
+                self._begun = True
+                for other in range(1, len(self._generations)):
+                    self._follow(other)
+            self._count(number, item)
+            batch.append((number, item))
+        return batch
 
     @property
     def looked_up(self) -> Receipt | None:

@@ -93,6 +93,7 @@ def router(serving: Serving) -> APIRouter:
     @api.post("/v1/messages")
     async def messages(asked: MessagesRequest, request: Request) -> Response:
         tenant = serving.tenant(request)
+        serving.check_priority(asked.everwarm.priority)
         agent = agent_of(request) or asked.everwarm.agent
         group = (asked.metadata.user_id or "") if asked.metadata and not agent else ""
         options: dict[str, Any] = asked.options() | {"agent": agent, "tenant": tenant, "group": group}

@@ -11,6 +11,7 @@ from everwarm.errors import (
     AgentExistsError,
     CancelledError,
     CapacityError,
+    ContextError,
     EverwarmError,
     StoreError,
     UnknownAgentError,
@@ -23,12 +24,18 @@ class ApiError(EverwarmError):
     """Something that the client is told with a status of its own."""
 
     def __init__(
-        self, status: int, message: str, kind: str = "invalid_request_error", retry_after: int | None = None
+        self,
+        status: int,
+        message: str,
+        kind: str = "invalid_request_error",
+        retry_after: int | None = None,
+        code: str | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
         self.kind = kind
         self.retry_after = retry_after
+        self.code = code
 
 
 def as_api_error(error: BaseException) -> ApiError:
@@ -48,6 +55,8 @@ def as_api_error(error: BaseException) -> ApiError:
     if isinstance(error, StoreError):
         statuses = {UnknownAgentError: 404, AgentExistsError: 409}
         return ApiError(statuses.get(type(error), 400), str(error))
+    if isinstance(error, ContextError):
+        return ApiError(400, str(error), code="context_length_exceeded")
     if isinstance(error, EverwarmError):
         return ApiError(400, str(error))
     _log.error("a request failed", exc_info=error)
@@ -62,7 +71,7 @@ def body(error: ApiError, path: str) -> dict[str, object]:
         if error.status in (503, 529):
             kind = "overloaded_error"
         return {"type": "error", "error": {"type": kind, "message": str(error)}}
-    return {"error": {"message": str(error), "type": error.kind, "param": None, "code": None}}
+    return {"error": {"message": str(error), "type": error.kind, "param": None, "code": error.code}}
 
 
 def response(error: BaseException, path: str) -> JSONResponse:

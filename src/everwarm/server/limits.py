@@ -1,4 +1,5 @@
-"""What is true before a route sees a request: a key where one is needed, a body of bounded size, JSON that is JSON.
+"""What is true before a route sees a request: a key where one is needed, a place in the queue, a body of bounded size,
+JSON that is JSON.
 
 A body is read here, up to the limit, whether or not its length was announced; a JSON one goes through a strict parser
 first, which knows no NaN, no halves of characters, no bytes that are not UTF-8, and a depth of at most 200. What the
@@ -8,6 +9,7 @@ routes get is what the client sent.
 import asyncio
 import contextlib
 import re
+from collections.abc import Callable, Iterator
 
 from fastapi import Request
 from pydantic_core import from_json
@@ -21,6 +23,12 @@ OPEN = frozenset({"/health"})
 
 STREAMED = re.compile(r"/v1/agents/import/?")
 """Paths that read their own, larger bodies as they come."""
+
+QUEUED = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages"})
+"""Paths that generate: so many at once as the queue holds."""
+
+MOST_HELD = 256 << 20
+"""Bytes of bodies that are being read or answered, of all requests together."""
 
 MOST_VALUES = 500_000
 """Commas and brackets in a body: each may become an object in memory, many times its size on the wire."""
@@ -40,29 +48,60 @@ class Guard:
     def __init__(self, app: ASGIApp, serving: Serving) -> None:
         self._app = app
         self._serving = serving
+        self._held = 0  # bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        with self._holding() as hold:
+            await self._pass(scope, receive, send, hold)
+
+    async def _pass(self, scope: Scope, receive: Receive, send: Send, hold: Callable[[int], None]) -> None:
         path, body = scope["path"], None
+        queued = contextlib.ExitStack()
         try:
             if path not in OPEN:
                 self._serving.tenant(Request(scope))
+            if path in QUEUED:
+                self._serving.check_queue()  # before the body is read
             if not STREAMED.fullmatch(path):
-                body = await self._read(Request(scope), receive)
+                body = await self._read(Request(scope), receive, hold)
                 if body and _is_json(scope):
                     _check(body)
                 receive = _again(body, receive)
+            if path in QUEUED:
+                queued.enter_context(self._serving.admitted())
         except ApiError as error:
             if body is None:
                 await _refuse(error, scope, receive, send)
             else:
                 await response(error, path)(scope, receive, send)
             return
-        await self._app(scope, receive, send)
+        with queued:
+            await self._app(scope, receive, send)
 
-    async def _read(self, request: Request, receive: Receive) -> bytes:
+    @contextlib.contextmanager
+    def _holding(self) -> Iterator[Callable[[int], None]]:
+        """Count what one request keeps in memory of its body."""
+        mine = 0
+
+        def hold(count: int) -> None:
+            nonlocal mine
+            mine += count
+            self._held += count
+            if self._held > MOST_HELD:
+                raise ApiError(
+                    503, f"the bodies of all requests together have more than {MOST_HELD:,} bytes, which is the limit",
+                    "overloaded_error", retry_after=1,
+                )  # fmt: skip
+
+        try:
+            yield hold
+        finally:
+            self._held -= mine
+
+    async def _read(self, request: Request, receive: Receive, hold: Callable[[int], None]) -> bytes:
         most = self._serving.limits.most_body_bytes
         announced = request.headers.get("content-length", "")
         if announced.isdecimal() and int(announced[:20]) > most:
@@ -76,6 +115,7 @@ class Guard:
                         raise ApiError(499, "the client has gone")
                     parts.append(message.get("body", b""))
                     size += len(parts[-1])
+                    hold(len(parts[-1]))
                     if size > most:
                         raise ApiError(413, f"the body has more than {most:,} bytes, which is the limit")
                     if not message.get("more_body", False):

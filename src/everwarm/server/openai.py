@@ -208,6 +208,7 @@ def router(serving: Serving) -> APIRouter:
 async def _answer(
     serving: Serving, request: Request, tenant: str, asked: Common, options: Json, wire: ChatWire
 ) -> Response:
+    serving.check_priority(asked.everwarm.priority)
     count = asked.n or 1
     if count > serving.limits.most_choices:
         raise ApiError(400, f"n: {count} answers at once, the limit is {serving.limits.most_choices}")
@@ -216,7 +217,7 @@ async def _answer(
     options = asked.options() | options | {"tenant": tenant, "context": serving.context}
 
     def start() -> list[Generation]:
-        return [
+        generations = [
             serving.llm.start(
                 **options,
                 **({"keep": False} if number else who),
@@ -224,6 +225,7 @@ async def _answer(
             )
             for number in range(count)
         ]
+        return [generations[0], *(one.another_choice_of(generations[0]) for one in generations[1:])]
 
     generations = await asyncio.to_thread(start)  # rendering a long conversation takes time
     answers = Answers(serving, request.url.path, generations, agent or "", tenant)

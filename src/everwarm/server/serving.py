@@ -1,7 +1,7 @@
-"""Between HTTP and the engine: who may ask, how many may wait, and generations as asynchronous streams.
+"""Between HTTP and the engine: who may ask, how many may wait, and generations whose events come to the event loop.
 
-A generation runs on a thread of its own (it waits for turns, memory and disks); its events cross to the event loop one
-by one. When the client has gone, it is cancelled, and its memory is free at the engine's next step.
+A generation runs on a thread of its own (it waits for turns, memory and disks); its tokens cross from the engine's
+thread to the event loop. When the client has gone, it is cancelled, and its memory is free at the engine's next step.
 """
 
 import asyncio
@@ -9,18 +9,18 @@ import contextlib
 import hmac
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fastapi import Request
 
-from everwarm.errors import CancelledError
 from everwarm.kv.owner import DEFAULT_TENANT
 from everwarm.kv.receipt import Receipt
 from everwarm.llm import LLM, End, Event, Generation
 from everwarm.server.errors import ApiError
+from everwarm.waiting import Cancellation
 
 LAST_WORDS_S = 1.0
 """How long a request that was cancelled at the end may take to tell its client."""
@@ -58,6 +58,9 @@ class Done:
     inter_token_s: list[float] = field(default_factory=list)
 
 
+Tell = Callable[[Event | End | BaseException | None], None]
+
+
 class Serving:
     """One model, served. What all routes share."""
 
@@ -76,11 +79,15 @@ class Serving:
         self.created = int(time.time())
         self.on_done = on_done
         self.active = 0
-        self.draining = False
+        self.stopped = Cancellation()  # said when the server is told to end
         self._keys = {key.encode(): tenant for key, tenant in (keys or {}).items()}
         self._threads = ThreadPoolExecutor(self.limits.most_queued, "everwarm-request")
         self._running: set[Generation] = set()
         self._lock = threading.Lock()
+
+    @property
+    def draining(self) -> bool:
+        return self.stopped.is_set()
 
     @property
     def context(self) -> int:
@@ -106,13 +113,7 @@ class Serving:
     def admitted(self) -> Iterator[None]:
         """Count a request in. Raises ApiError 429 or 503."""
         with self._lock:
-            if self.draining:
-                raise stopping()
-            if self.active >= self.limits.most_queued:
-                raise ApiError(
-                    429, f"{self.active} requests are running or waiting, the limit is {self.limits.most_queued}",
-                    "rate_limit_error", retry_after=1,
-                )  # fmt: skip
+            self.check_queue()
             self.active += 1
         try:
             yield
@@ -120,39 +121,50 @@ class Serving:
             with self._lock:
                 self.active -= 1
 
-    async def events(self, generation: Generation) -> AsyncGenerator[Event | End]:
-        """The events of a generation. Leaving the iteration cancels it."""
-        loop, happened = asyncio.get_running_loop(), asyncio.Queue[Event | End | BaseException | None]()
+    def check_queue(self) -> None:
+        """Raises ApiError 429 or 503 if nothing more can be asked."""
+        if self.draining:
+            raise stopping()
+        if self.active >= self.limits.most_queued:
+            raise ApiError(
+                429, f"{self.active} requests are running or waiting, the limit is {self.limits.most_queued}",
+                "rate_limit_error", retry_after=1,
+            )  # fmt: skip
 
-        def tell(item: Event | End | BaseException | None) -> None:
+    def check_priority(self, priority: int) -> None:
+        """Raises ApiError if it would let one tenant push aside another."""
+        if priority > 0 and len(set(self._keys.values())) > 1:
+            raise ApiError(400, "everwarm.priority: tenants share this server, so it must not be more than 0")
+
+    @contextlib.contextmanager
+    def running(self, generation: Generation, tell: Tell) -> Iterator[None]:
+        """Run a generation on a thread. On the event loop `tell` hears each event, then None or the error that ended
+        it. Whoever leaves before that cancels it.
+        """
+        loop, over = asyncio.get_running_loop(), False
+
+        def hear(item: Event | End | BaseException | None) -> None:
+            nonlocal over
+            over = over or item is None or isinstance(item, BaseException)
+            tell(item)
+
+        def post(item: Event | End | BaseException | None) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens
-                loop.call_soon_threadsafe(happened.put_nowait, item)
+                loop.call_soon_threadsafe(hear, item)
 
         def run() -> None:
             try:
-                for item in generation.events():
-                    tell(item)
-                tell(None)
+                for item in generation.events(post):
+                    post(item)
+                post(None)
             except BaseException as error:
-                tell(error)
+                post(error)
 
         with self._lock:
             self._running.add(generation)
         self._threads.submit(run)
-        over = False
         try:
-            async with asyncio.timeout(self.limits.timeout_s):
-                while (item := await happened.get()) is not None:
-                    if isinstance(item, BaseException):
-                        over = True
-                        if self.draining and isinstance(item, CancelledError):
-                            raise stopping()
-                        raise item
-                    yield item
-            over = True
-        except TimeoutError:
-            limit = f"{self.limits.timeout_s:g} s"
-            raise ApiError(408, f"the request took longer than the limit of {limit}", "timeout_error") from None
+            yield
         finally:
             if not over:
                 generation.cancel()
@@ -161,7 +173,7 @@ class Serving:
 
     async def drain(self, grace_s: float) -> None:
         """Take nothing new; wait for what runs, then cancel what is left: it has a moment to say so."""
-        self.draining = True
+        self.stopped.set()
         if await self._ended(grace_s):
             return
         with self._lock:

@@ -1,19 +1,23 @@
 """Answers on the wire: as server-sent events while they come, or collected into one response."""
 
 import asyncio
-import contextlib
 import json
-from collections.abc import AsyncIterator
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any, Protocol, TypeVar
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from everwarm.llm import Event
-from everwarm.server.answers import Answers
+from everwarm.server.answers import Answers, Batch
 from everwarm.server.errors import ApiError, as_api_error
 from everwarm.server.serving import receipt_headers
+
+T = TypeVar("T")
+
+STALLED_S = 60.0
+"""How long a client may take to read what has been sent; then it counts as gone."""
 
 KEEP_ALIVE = ": keep-alive\n\n"
 
@@ -47,84 +51,66 @@ def sse(data: object, event: str | None = None) -> str:
 
 async def respond(request: Request, answers: Answers, wire: Wire, stream: bool, keep_alive_s: float) -> Response:
     """The response to a request: errors that come before the first token have a status of their own."""
-    if not stream:
-        return await _collect(request, answers, wire)
-    coming = _Coming(answers)
-    leaving = asyncio.create_task(_left(request))
+    answers.begin()
     try:
-        await asyncio.wait({coming.task, leaving}, timeout=keep_alive_s, return_when=asyncio.FIRST_COMPLETED)
-        if coming.task.done():
-            coming.task.result()
-        elif leaving.done():
-            raise ApiError(499, "the client has gone")
+        if not stream:
+            await _unless_it_leaves(request, _collect(answers, wire))
+            answers.close()
+            return JSONResponse(wire.whole(answers), headers=receipt_headers(answers.looked_up))
+        first = await _unless_it_leaves(request, answers.next(keep_alive_s))
     except BaseException as error:
         answers.failed(as_api_error(error).status if isinstance(error, Exception) else 499)
-        await coming.close()
+        answers.close()
         raise
-    finally:
-        leaving.cancel()
     headers = receipt_headers(answers.looked_up) | {"Cache-Control": "no-cache"}
-    return _EventStream(answers, coming, wire, headers, keep_alive_s)
-
-
-class _Coming:
-    """The event that is waited for, while other things may happen."""
-
-    def __init__(self, answers: Answers) -> None:
-        self._events = answers.events()
-        self.next()
-
-    def next(self) -> None:
-        self.task = asyncio.ensure_future(anext(self._events))
-
-    async def close(self) -> None:
-        """The work is over, and all it held is free, when this returns."""
-        self.task.cancel()
-        await asyncio.wait({self.task})
-        if not self.task.cancelled():
-            self.task.exception()  # seen, or of no interest any more
-        await self._events.aclose()
+    return _EventStream(answers, first, wire, headers, keep_alive_s)
 
 
 class _EventStream(StreamingResponse):
-    """Ends the work before it ends itself. That can't be left to the iterator: when the client has gone, whatever the
-    iterator awaits is cancelled, also in its `finally`.
+    """Ends the work before it ends itself. That can't be left to the iterator: when the client has gone, it is not
+    asked again.
     """
 
     def __init__(
-        self, answers: Answers, coming: _Coming, wire: Wire, headers: dict[str, str], keep_alive_s: float
+        self, answers: Answers, first: Batch | None, wire: Wire, headers: dict[str, str], keep_alive_s: float
     ) -> None:
-        super().__init__(self._parts(), media_type="text/event-stream", headers=headers)
-        self._answers, self._coming, self._wire, self._keep_alive_s = answers, coming, wire, keep_alive_s
+        super().__init__(self._parts(first), media_type="text/event-stream", headers=headers)
+        self._answers, self._wire, self._keep_alive_s = answers, wire, keep_alive_s
         self._over = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        stalled = False
+
+        async def send_soon(message: Message) -> None:
+            nonlocal stalled
+            try:
+                async with asyncio.timeout(STALLED_S):
+                    await send(message)
+            except TimeoutError:
+                stalled = True
+                raise OSError("the client does not read its answer") from None
+
         try:
-            await super().__call__(scope, receive, send)
+            await super().__call__(scope, receive, send_soon)
+        except Exception:
+            if not stalled:
+                raise
         finally:
             if not self._over:
                 self._answers.failed(499)
-            await self._coming.close()
+            self._answers.close()
 
-    async def _parts(self) -> AsyncIterator[str]:
-        answers, coming, wire = self._answers, self._coming, self._wire
-        begun = False
+    async def _parts(self, batch: Batch | None) -> AsyncIterator[str]:
+        answers, wire, begun = self._answers, self._wire, False
         try:
-            while True:
-                done, _ = await asyncio.wait({coming.task}, timeout=self._keep_alive_s)
-                if not done:
-                    yield wire.waiting()
-                    continue
-                try:
-                    choice, event = coming.task.result()
-                except StopAsyncIteration:
-                    break
-                if not begun:
-                    begun = True
-                    yield wire.begin(answers)
-                if isinstance(event, Event) and (text := wire.token(choice, event)):
-                    yield text
-                coming.next()
+            while batch is not None:
+                text = ""
+                if batch and not begun:
+                    begun, text = True, wire.begin(answers)
+                text += "".join(wire.token(choice, event) for choice, event in batch if isinstance(event, Event))
+                if text or not batch:
+                    yield text or wire.waiting()
+                batch = await answers.next(self._keep_alive_s)
             self._over = True
             yield wire.end(answers)
         except Exception as error:
@@ -133,29 +119,25 @@ class _EventStream(StreamingResponse):
             yield wire.error(as_api_error(error))
 
 
-async def _collect(request: Request, answers: Answers, wire: Wire) -> JSONResponse:
-    """All of it. If the client leaves before the end, the work ends, too."""
+async def _collect(answers: Answers, wire: Wire) -> None:
+    while (batch := await answers.next()) is not None:
+        for choice, event in batch:
+            if isinstance(event, Event):
+                wire.token(choice, event)
 
-    async def read() -> None:
-        async with contextlib.aclosing(answers.events()) as events:
-            async for choice, event in events:
-                if isinstance(event, Event):
-                    wire.token(choice, event)
 
-    reading, leaving = asyncio.create_task(read()), asyncio.create_task(_left(request))
+async def _unless_it_leaves(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Do it; if the client leaves before the end, it ends, too."""
+    doing, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_left(request))
     try:
-        await asyncio.wait({reading, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not reading.done():
+        await asyncio.wait({doing, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not doing.done():
             raise ApiError(499, "the client has gone")
-        reading.result()
-    except BaseException as error:
-        answers.failed(as_api_error(error).status if isinstance(error, Exception) else 499)
-        raise
+        return doing.result()
     finally:
-        for task in (reading, leaving):
+        for task in (doing, leaving):
             task.cancel()
-        await asyncio.gather(reading, leaving, return_exceptions=True)
-    return JSONResponse(wire.whole(answers), headers=receipt_headers(answers.looked_up))
+        await asyncio.gather(doing, leaving, return_exceptions=True)
 
 
 async def _left(request: Request) -> None:

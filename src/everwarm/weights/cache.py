@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import is_
 from typing import Any
 
 from everwarm.config import Share
@@ -82,6 +83,9 @@ class WeightCache:
         self._in_order = self._watched = self._kept.policy.needs_order and not self._mapped
         self._unexpected = 0
         self._warned = self._closed = False
+        self.letting_go: Callable[[], None] = lambda: (
+            None
+        )  # told before tensors are evicted: who refers to some, lets go
         self.instance = uuid.uuid4().hex[:12]
         self.created = time.time()
         _log.info("weight cache %s: made, %s", self.instance, self.describe())
@@ -109,6 +113,16 @@ class WeightCache:
         if self._watched:
             self._note_hit(name)
         return tensor
+
+    def use_again(self, names: Sequence[str], tensors: Sequence[Weight]) -> bool:
+        """Count a use of each, as `get` does, if all of them are still what `get` would return; else none."""
+        if not all(map(is_, map(self._ready.get, names), tensors)):
+            return False
+        for name in names:
+            self._hits[name] += 1
+            if self._watched:
+                self._note_hit(name)
+        return True
 
     def table(self, name: str) -> Weight | None:
         """A tensor to look some rows up in; None where it is not kept: then `rows` has them.
@@ -208,6 +222,7 @@ class WeightCache:
             for name in asked:
                 if name in self._kept.pinned:
                     raise RequestError(f"evict: {name} is pinned; unpin it first")
+            self.letting_go()
             for name in asked:
                 self._kept.evict(name)
             self._ring.notify()
@@ -221,6 +236,7 @@ class WeightCache:
                 raise ConfigError(f"resize: {pinned:,} bytes are pinned, more than {checked:,}: unpin some first")
             if self._mapped and self.total_bytes > checked:
                 # What was mapped has to move: the system reclaims mappings in the order of the scan.
+                self.letting_go()
                 for name in list(self._ready):
                     self._kept.evict(name)
             self._kept.resize(checked)
@@ -244,6 +260,7 @@ class WeightCache:
         """Take this tensor from another source from now on: it turned out to be damaged in its own."""
         with self._lock:
             self._sources[name] = source
+            self.letting_go()
             pinned = name in self._kept.pinned
             self._kept.evict(name)
         if pinned:
@@ -257,6 +274,7 @@ class WeightCache:
             self._closed = True
         self._ring.close()
         with self._lock:
+            self.letting_go()
             self._kept.clear()
         self._buffers.trim()
         counts = self.stats()

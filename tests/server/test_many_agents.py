@@ -1,0 +1,73 @@
+"""Thirty-two agents at once, with memory for four: what each says is what it says when it is alone with the model."""
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from running import LETTERS, process
+
+import everwarm
+from tiny import Tiny
+
+AGENTS, TURNS, TOKENS = 32, 5, 12
+
+
+def talk(url: str, number: int, options: dict[str, Any]) -> list[str]:
+    """All turns of one agent: what it said."""
+    messages: list[dict[str, str]] = [{"role": "system", "content": f"You are agent {number}. " + "Be brief. " * 6}]
+    said = []
+    with httpx.Client(base_url=url, timeout=300) as client:
+        for turn in range(TURNS):
+            messages.append({"role": "user", "content": f"{turn}. Tell me of the number {number * 7 + turn}."})
+            body = {"messages": messages, "temperature": 0, "max_tokens": TOKENS, **options}
+            answer = client.post("/v1/chat/completions", json=body, headers={"X-Agent-Id": f"agent-{number}"})
+            assert answer.status_code == 200, answer.text
+            receipt = answer.json()["everwarm"]
+            assert receipt["committed"]
+            assert receipt["match"] == ("extended" if turn else receipt["match"])
+            said.append(answer.json()["choices"][0]["message"]["content"])
+            messages.append({"role": "assistant", "content": said[-1]})
+    return said
+
+
+def metric(url: str, name: str) -> float:
+    found = re.search(rf"^everwarm_{name} (\S+)", httpx.get(url + "/metrics").text, re.MULTILINE)
+    assert found, name
+    return float(found[1])
+
+
+def at_once_and_one_by_one(path: Path, home: Path, budget: int, options: dict[str, Any]) -> float:
+    """Compare; returns by how much the process grew while all talked."""
+    with process(path, "--kv-budget", str(budget), "--context", "2048", home=home / "all") as url:
+        before = metric(url, "process_resident_memory_bytes")
+        with ThreadPoolExecutor(AGENTS) as threads:
+            at_once = list(threads.map(lambda number: talk(url, number, options), range(AGENTS)))
+        grown = metric(url, "process_resident_memory_bytes") - before
+        assert metric(url, 'tier_bytes{tier="hot"}') <= budget
+        assert metric(url, "restored_blocks_total") > 0
+        assert metric(url, "weight_cache_misses_total") == 0
+        assert metric(url, "corrupt_blocks_total") == metric(url, "save_errors_total") == 0
+    with process(path, home=home / "one") as url:
+        assert [talk(url, number, options) for number in range(AGENTS)] == at_once
+    return grown
+
+
+def test_tiny(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    Tiny(context=2048).write(path)
+    with everwarm.load(path, pack="off") as llm:
+        block = llm.new_kv().pool.block_bytes
+    blocks = 4 * 12 + 32 * 12 * 1000 // block  # of four agents, and what it takes to find those of all
+    at_once_and_one_by_one(path, tmp_path, blocks * block, {"logit_bias": LETTERS})
+
+
+@pytest.mark.model
+@pytest.mark.slow
+def test_a_real_model_in_bounded_memory(smollm2_path: Path, tmp_path: Path) -> None:
+    """An agent of 350 tokens has 6 blocks of 1.5 MB: 32 of them would take 280 MiB."""
+    budget = 40 << 20
+    grown = at_once_and_one_by_one(smollm2_path, tmp_path, budget, {})
+    assert grown <= budget + (100 << 20)  # activations of a prefill, 32 threads, the index
