@@ -12,7 +12,7 @@ HERE = Path(__file__).parent
 AGENTS = ("ls", "show", "evict", "rm", "fork", "pin", "export", "import", "verify", "gc")
 COMMANDS = ["", "pull", "inspect", "generate", "chat", "score", "serve", "weights", "weights ls", "weights verify"]
 COMMANDS += ["weights rm", "agents", *(f"agents {name}" for name in AGENTS)]
-COMMANDS += ["bench", "bench speed", "bench weights", "bench ttft", "bench validate", "doctor"]
+COMMANDS += ["bench", "bench speed", "bench weights", "bench ttft", "bench validate", "bench load", "doctor"]
 
 
 def cli() -> str:

@@ -36,6 +36,9 @@ class Share:
 
     fraction: float
 
+    def __str__(self) -> str:
+        return f"{100 * self.fraction:g}%"
+
 
 def parse_size(text: str | int) -> int | Share:
     """`8GiB`, `512MB`, `1.5g`, `75%` or a plain number of bytes."""
@@ -101,7 +104,7 @@ class Setting:
 
     @property
     def flag(self) -> str:
-        return "--" + self.name.replace("_", "-")
+        return "--no-pack" if self.name == "pack" else "--" + self.name.replace("_", "-")
 
 
 def _choice(name: str, choices: tuple[str, ...], what: str) -> Setting:
@@ -156,7 +159,7 @@ SETTINGS = {
             "warm_quota",
             parse_size,
             Share(0.2),
-            "bytes that agents of all models may take on disk, such as 50GiB or 20% of what is free there",
+            "bytes that agents of all models may take on disk, such as 50GiB or 20% of what is free there without them",
         ),
         Setting("warm_age", _number(1, 36500), 30, "days after which an agent that was not used is forgotten"),
         _choice(

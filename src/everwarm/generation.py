@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from everwarm.engine.admission import Room
 from everwarm.engine.prefill import check_prompt
-from everwarm.engine.sampler import Choice, Sampler
+from everwarm.engine.sampler import Choice, Mask, Sampler
 from everwarm.engine.sampling import Sampling
 from everwarm.engine.sequence import Sequence
 from everwarm.errors import CancelledError
@@ -69,6 +69,7 @@ class Asked:
     keep: bool = True  # False: what is known is used, but the answer is not kept
     priority: int = 0
     context: int = 0
+    mask: Mask | None = None
 
 
 class Generation:
@@ -149,7 +150,7 @@ class Generation:
 
     def _compute(self, turn: Turn | Alone, room: Room, ids: list[int]) -> Generator[Event]:
         llm = self._llm
-        sampler = Sampler(self._asked.sampling, ids, llm.config.vocab_size)
+        sampler = Sampler(self._asked.sampling, ids, llm.config.vocab_size, self._asked.mask)
         tell = self._teller(ids)
         sequence = Sequence(turn, room, list(ids), sampler, tell, lambda error: self._happened.put(_Over(error)))
         self._sequence = sequence

@@ -6,7 +6,6 @@ caches) is behind it.
 
 import logging
 import operator
-import shutil
 import threading
 import time
 import weakref
@@ -24,7 +23,7 @@ from everwarm import config, kernels
 from everwarm.engine.admission import Admission, Room
 from everwarm.engine.engine import Engine
 from everwarm.engine.prefill import check_prompt, prefill
-from everwarm.engine.sampler import Sampler
+from everwarm.engine.sampler import Mask, Sampler
 from everwarm.engine.sampling import Sampling
 from everwarm.engine.score import Score, score
 from everwarm.engine.sequence import Sequence as EngineSequence
@@ -34,6 +33,7 @@ from everwarm.kernels.native import NativeBackend
 from everwarm.kv.agent import check_name
 from everwarm.kv.disk import ModelIds
 from everwarm.kv.layout import Group, Layout
+from everwarm.kv.others import room_for
 from everwarm.kv.pool import BlockPool, SequenceKV
 from everwarm.kv.receipt import Receipt
 from everwarm.kv.store import AgentStore
@@ -48,7 +48,7 @@ from everwarm.types import Segment
 from everwarm.waiting import Cancellation
 from everwarm.weights.cache import WeightCache
 from everwarm.weights.gguf import GGUFFile
-from everwarm.weights.identity import weights_id
+from everwarm.weights.identity import pack_was_touched, remember_pack, weights_id
 from everwarm.weights.memory import Buffers, available_bytes
 from everwarm.weights.pack import Pack
 from everwarm.weights.source import FileSource, PackSource, Source, packed_source
@@ -178,9 +178,10 @@ class LLM:
             raise
         self._check: threading.Thread | None = None
         if isinstance(self._source, PackSource):
+            first = settings["verify"].value == "eager" or pack_was_touched(self._source.pack.path)
             self._check = threading.Thread(target=self._verify_pack, args=(self._source.pack,), daemon=True)
             self._check.start()
-            if settings["verify"].value == "eager":
+            if first:
                 self._check.join()
         self.model = Transformer(self.config, self.weights, self.backend)
         self._pool = BlockPool(self.backend.block_memory(self.model.kv_shape))
@@ -212,10 +213,14 @@ class LLM:
         buffers = Buffers()
         # What is mapped may as well be read through the mapping; else the check must not fill the memory.
         read = None if self.weights.mapped else lambda name: pack.read(name, buffers)
+        sound = True
         for name in pack.altered(self._closing.is_set, read):
             _log.error("%s: tensor %s was altered; built again from %s", pack.path, name, self.path)
             self.weights.rebuild_from(name, from_file)
             pack.path.unlink(missing_ok=True)
+            sound = False
+        if sound and not self._closing.is_set():
+            remember_pack(pack.path)
 
     def __enter__(self) -> Self:
         return self
@@ -268,7 +273,7 @@ class LLM:
                 kv_type,
             ),
             root,
-            quota=_bytes(said["warm_quota"], lambda: _free_bytes(config.home())),
+            quota=_bytes(said["warm_quota"], lambda: room_for(config.home() / "agents")),
             most_age_s=86400.0 * int(str(said["warm_age"])),
             durability=str(said["durability"]),
             restore=str(said["restore"]),
@@ -404,12 +409,14 @@ class LLM:
         keep: bool = True,
         context: int | None = None,
         priority: int = 0,
+        mask: Mask | None = None,
         **sampling: Any,
     ) -> Generation:
         """A generation that can be cancelled; it begins when its events are asked for. `context` is a limit on prompt
         and answer below the model's own. Without `keep` the answer is not kept. Without `cache` everything is computed
-        and nothing is kept. `sampling` takes the fields of `everwarm.engine.sampling.Sampling`. A second turn of the
-        same agent waits for the first.
+        and nothing is kept. `mask` is given the tokens of the answer so far and says which may follow, as booleans over
+        the vocabulary, or None for all; it runs on the engine's thread. `sampling` takes the fields of
+        `everwarm.engine.sampling.Sampling`. A second turn of the same agent waits for the first.
         """
         checked = self.check_options(max_tokens=max_tokens, stop=stop, **sampling)
         if sum(source is not None for source in (prompt, messages, tokens)) != 1:
@@ -438,6 +445,7 @@ class LLM:
                 keep,
                 priority,
                 min(context or self.config.context, self.config.context),
+                mask,
             ),
         )
 
@@ -527,13 +535,6 @@ class LLM:
 def _bytes(size: object, whole: Callable[[], int]) -> int:
     """A size, or a share of a whole that is asked for only then."""
     return int(size.fraction * whole()) if isinstance(size, config.Share) else int(str(size))
-
-
-def _free_bytes(path: Path) -> int:
-    """On the disk that holds the path, or that will."""
-    while not path.exists():
-        path = path.parent
-    return shutil.disk_usage(path).free
 
 
 def _weight_cache(source: Source, settings: Mapping[str, config.Value]) -> WeightCache:

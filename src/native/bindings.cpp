@@ -41,6 +41,12 @@ bool float_type(const std::string& type, Floats& out) {
   return false;
 }
 
+Activation activation_named(const std::string& name) {
+  if (name == "silu") return Activation::silu;
+  if (name == "gelu") return Activation::gelu;
+  refuse("activation " + name + ": expected silu or gelu");
+}
+
 // A packed matrix; keeps the memory that it lies in alive.
 struct Form {
   std::string type;
@@ -78,6 +84,7 @@ struct Batch {
   std::vector<Span> spans;
   int rows = 0, pairs = 0;
   std::vector<float> cosine, sine;
+  std::vector<uint8_t*> bases;     // of the blocks of all spans, one after the other
   std::vector<uint8_t*> pointers;  // scratch of a call
   std::vector<SpanRows> layer_spans;
 
@@ -100,17 +107,23 @@ struct Batch {
           sine[at] = float(s * magnitude), cosine[at] = float(c * magnitude);
         }
   }
+  // Find the blocks in a pool. With the GIL, which guards the pool's tables: operations run without it. Blocks don't move.
+  void place(const KVPool& pool) {
+    bases.clear();
+    for (const Span& span : spans)
+      for (int id : span.blocks) bases.push_back(pool.data(id));
+  }
   // Where this layer's part of every block is.
   const std::vector<SpanRows>& at_layer(const KVPool& pool, int layer) {
     if (layer < 0 || layer >= pool.layers()) throw std::out_of_range("layer " + std::to_string(layer) + " of " + std::to_string(pool.layers()));
     pointers.clear(), layer_spans.clear();
-    size_t total = 0;
-    for (const Span& span : spans) total += span.blocks.size();
-    pointers.reserve(total);
+    pointers.reserve(bases.size());
+    for (uint8_t* base : bases) pointers.push_back(base + layer * kv_layer_bytes(pool.shape()));
+    size_t from = 0;
     for (const Span& span : spans) {
-      const size_t from = pointers.size();
-      for (int id : span.blocks) pointers.push_back(pool.data(id) + layer * kv_layer_bytes(pool.shape()));
+      if (from + span.blocks.size() > pointers.size()) refuse("batch: its blocks have no place yet");
       layer_spans.push_back({span.first, span.count, span.start, pointers.data() + from});
+      from += span.blocks.size();
     }
     return layer_spans;
   }
@@ -178,6 +191,7 @@ struct Engine {
     std::vector<Product> list;
     bool need_codes = false;
     for (size_t i = 0; i < forms.size(); i++) {
+      if (!forms[i] || !outs[i]) refuse("linear: None instead of a form or rows");
       const Form& f = *forms[i];
       if (!(f.quantised ? f.weight.data : f.floats.data)) refuse("linear: a form without memory");
       if (f.inputs() != x.width()) refuse("linear: rows of " + std::to_string(x.width()) + " for a form of " + std::to_string(f.inputs()) + " inputs");
@@ -194,20 +208,21 @@ struct Engine {
     k.products(pool, need_codes ? &q : nullptr, x.floats(), x.rows(), x.width(), list.data(), int(list.size()));
   }
 
-  // silu(x Gate^T) * (x Up^T). Fused and quantised where both are quantised, else step by step.
-  void gated(Rows& x, const std::vector<Form*>& gate_up, const Biases& biases, Rows& out, Rows& spare) {
-    if (gate_up.size() != 2 || biases.size() != 2) refuse("gated: two forms and two biases");
+  // activation(x Gate^T) * (x Up^T). Fused and quantised where both are quantised, else step by step.
+  void gated(Rows& x, const std::vector<Form*>& gate_up, const Biases& biases, Rows& out, Rows& spare, const std::string& name) {
+    const Activation activation = activation_named(name);
+    if (gate_up.size() != 2 || biases.size() != 2 || !gate_up[0] || !gate_up[1]) refuse("gated: two forms and two biases");
     const Form &gate = *gate_up[0], &up = *gate_up[1];
     if (gate.outputs() != up.outputs() || out.width() != gate.outputs()) refuse("gated: widths of gate, up and output differ");
     if (gate.quantised && up.quantised && gate.outputs() % GROUP == 0 && !biases[0] && !biases[1] && gate.inputs() == x.width() && up.inputs() == x.width()) {
       const Timer timer(spent[products_s]);
-        if (!x.quantised()) k.quantize(pool, x.floats(), x.rows(), x.quant_out());
+      if (!x.quantised()) k.quantize(pool, x.floats(), x.rows(), x.quant_out());
       out.resize(x.rows());
-      k.gated(pool, x.quant(), gate.weight, up.weight, out.quant_out());
+      k.gated(pool, x.quant(), gate.weight, up.weight, activation, out.quant_out());
       return;
     }
     linear(x, gate_up, biases, {&out, &spare}, false);
-    k.gate_floats(pool, out.floats(), spare.floats(), size_t(out.rows()) * out.width());
+    k.gate_floats(pool, out.floats(), spare.floats(), size_t(out.rows()) * out.width(), activation);
   }
 
   void rotate(Rows& x, int heads, const Batch& batch, bool adjacent) {
@@ -249,8 +264,10 @@ struct Tape {
   void linear(Rows& x, std::vector<Form*> forms, Biases biases, std::vector<Rows*> outs, bool add) {
     operations.push_back([&x, forms = std::move(forms), biases = std::move(biases), outs = std::move(outs), add](Engine& e, Batch&) { e.linear(x, forms, biases, outs, add); });
   }
-  void gated(Rows& x, std::vector<Form*> gate_up, Biases biases, Rows& out, Rows& spare) {
-    operations.push_back([&x, gate_up = std::move(gate_up), biases = std::move(biases), &out, &spare](Engine& e, Batch&) { e.gated(x, gate_up, biases, out, spare); });
+  void gated(Rows& x, std::vector<Form*> gate_up, Biases biases, Rows& out, Rows& spare, std::string activation) {
+    operations.push_back([&x, gate_up = std::move(gate_up), biases = std::move(biases), &out, &spare, activation = std::move(activation)](Engine& e, Batch&) {
+      e.gated(x, gate_up, biases, out, spare, activation);
+    });
   }
   void rotate(Rows& x, int heads, const Batch&, bool adjacent) {
     operations.push_back([&x, heads, adjacent](Engine& e, Batch& batch) { e.rotate(x, heads, batch, adjacent); });
@@ -369,6 +386,7 @@ NB_MODULE(_native, m) {
   nb::class_<Batch>(m, "Batch")
       .def(nb::init<>())
       .def("add", &Batch::add, "start"_a, "count"_a, "blocks"_a)
+      .def("place", &Batch::place, "pool"_a, "Find the blocks of all spans; they must be there until the batch has been computed.")
       .def("turn", &Batch::turn, "frequencies"_a.noconvert(), "magnitude"_a, "Compute the rotary tables of all rows.")
       .def_ro("rows", &Batch::rows);
 
@@ -403,7 +421,7 @@ NB_MODULE(_native, m) {
       .def("norm", &Engine::norm, "x"_a, "weight"_a.noconvert(), "epsilon"_a, "out"_a, "quantise"_a, without_gil)
       .def("quantise", &Engine::quantise, "x"_a, without_gil)
       .def("linear", &Engine::linear, "x"_a, "forms"_a, "biases"_a, "outs"_a, "add"_a, without_gil)
-      .def("gated", &Engine::gated, "x"_a, "gate_up"_a, "biases"_a, "out"_a, "spare"_a, without_gil)
+      .def("gated", &Engine::gated, "x"_a, "gate_up"_a, "biases"_a, "out"_a, "spare"_a, "activation"_a, without_gil)
       .def("rotate", &Engine::rotate, "x"_a, "heads"_a, "batch"_a, "adjacent"_a, without_gil)
       .def("store_kv", &Engine::store_kv, "pool"_a, "layer"_a, "keys"_a, "values"_a, "batch"_a, without_gil)
       .def("attention", &Engine::attention, "pool"_a, "layer"_a, "q"_a, "batch"_a, "scale"_a, "window"_a, "softcap"_a, "out"_a, without_gil)
@@ -414,7 +432,7 @@ NB_MODULE(_native, m) {
       .def(nb::init<>())
       .def("norm", &Tape::norm, "x"_a, "weight"_a.noconvert(), "epsilon"_a, "out"_a, "quantise"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 5>())
       .def("linear", &Tape::linear, "x"_a, "forms"_a, "biases"_a, "outs"_a, "add"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 5>())
-      .def("gated", &Tape::gated, "x"_a, "gate_up"_a, "biases"_a, "out"_a, "spare"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 5>(), nb::keep_alive<1, 6>())
+      .def("gated", &Tape::gated, "x"_a, "gate_up"_a, "biases"_a, "out"_a, "spare"_a, "activation"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 5>(), nb::keep_alive<1, 6>())
       .def("rotate", &Tape::rotate, "x"_a, "heads"_a, "batch"_a, "adjacent"_a, nb::keep_alive<1, 2>())
       .def("store_kv", &Tape::store_kv, "pool"_a, "layer"_a, "keys"_a, "values"_a, "batch"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>())
       .def("attention", &Tape::attention, "pool"_a, "layer"_a, "q"_a, "batch"_a, "scale"_a, "window"_a, "softcap"_a, "out"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 4>(), nb::keep_alive<1, 9>());

@@ -47,13 +47,15 @@ struct Summary {
   float greatest, total;
 };
 
+enum class Activation { silu, gelu };  // gelu: by tanh, as models are trained with
+
 struct Kernels {
   const char* name;
   void (*rms_norm)(Pool&, const float* x, int rows, int width, const float* weight, float epsilon, float* y, const QuantOut* q);
   void (*quantize)(Pool&, const float* x, int rows, const QuantOut& q);
   void (*products)(Pool&, const QuantRows* q, const float* x, int rows, int inputs, const Product* products, int count);
-  void (*gated)(Pool&, const QuantRows& x, const Weight& gate, const Weight& up, const QuantOut& out);
-  void (*gate_floats)(Pool&, float* gate, const float* up, size_t count);
+  void (*gated)(Pool&, const QuantRows& x, const Weight& gate, const Weight& up, Activation activation, const QuantOut& out);
+  void (*gate_floats)(Pool&, float* gate, const float* up, size_t count, Activation activation);
   void (*rotate)(Pool&, float* x, int rows, int heads, int head_dim, const float* cosine, const float* sine, int pairs, bool adjacent);
   void (*store_kv)(Pool&, const KVShape&, const float* k, const float* v, const SpanRows* spans, int count);
   void (*attention)(Pool&, const KVShape&, const float* q, int heads, const SpanRows* spans, int count, float scale, int window,

@@ -423,8 +423,8 @@ void products(Pool& pool, const QuantRows* q, const float* x, int rows, int inpu
   }
 }
 
-// silu(x Gate^T) * (x Up^T), quantised as it is computed: a pair of panels is one group of 32 of the next product's inputs.
-void gated(Pool& pool, const QuantRows& x, const Weight& gate, const Weight& up, const QuantOut& out) {
+// activation(x Gate^T) * (x Up^T), quantised as it is computed: a pair of panels is one group of 32 of the next product's inputs.
+void gated(Pool& pool, const QuantRows& x, const Weight& gate, const Weight& up, Activation activation, const QuantOut& out) {
   const int pairs = gate.outputs / GROUP, groups = pairs;
   const int step = pairs / (pool.threads() * 8) > 0 ? pairs / (pool.threads() * 8) : 1;
   const int block = row_block(x.inputs);
@@ -443,7 +443,7 @@ void gated(Pool& pool, const QuantRows& x, const Weight& gate, const Weight& up,
           for (size_t t = 0; t < sizeof acc / sizeof acc[0]; t++) {
             const float* g = &gates[(row + t) * GROUP];
             const size_t at = size_t(first + row + t) * groups + pair;
-            quantize_group(mul(silu(load(g)), acc[t][0]), mul(silu(load(g + PANEL)), acc[t][1]), out, at);
+            quantize_group(mul(activate(load(g), activation), acc[t][0]), mul(activate(load(g + PANEL), activation), acc[t][1]), out, at);
           }
         });
       }

@@ -30,7 +30,12 @@ inline F32 power_of_two(F32 x) {
   return keep_if_at_least(scale_by_power(p, n), x, -126.f);
 }
 
-inline F32 silu(F32 x) { return div(x, add(splat(1.f), exponential(sub(splat(0.f), x)))); }
+// x * sigmoid(x), or x * sigmoid(2 sqrt(2 / pi) (x + 0.044715 x^3)), which is x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2.
+inline F32 activate(F32 x, Activation activation) {
+  F32 t = x;
+  if (activation == Activation::gelu) t = mul(x, fma(mul(x, x), splat(0.07135481282f), splat(1.595769122f)));
+  return div(x, add(splat(1.f), exponential(sub(splat(0.f), t))));
+}
 
 // The sum of sixteen codes, exact; 0 where a NaN left something that is no code.
 inline int32_t sum_of_codes(I32 codes) {
@@ -110,16 +115,16 @@ void rms_norm(Pool& pool, const float* x, int rows, int width, const float* weig
   });
 }
 
-void gate_floats(Pool& pool, float* gate, const float* up, size_t count) {
+void gate_floats(Pool& pool, float* gate, const float* up, size_t count, Activation activation) {
   constexpr size_t STEP = 4096;
   pool.run(int((count + STEP - 1) / STEP), [&](int chunk, int) {
     const size_t end = count < (chunk + 1) * STEP ? count : (chunk + 1) * STEP;
     size_t i = chunk * STEP;
-    for (; i + 16 <= end; i += 16) store(gate + i, mul(silu(load(gate + i)), load(up + i)));
+    for (; i + 16 <= end; i += 16) store(gate + i, mul(activate(load(gate + i), activation), load(up + i)));
     if (i < end) {
       float g[16] = {}, u[16] = {};
       std::memcpy(g, gate + i, (end - i) * 4), std::memcpy(u, up + i, (end - i) * 4);
-      store(g, mul(silu(load(g)), load(u)));
+      store(g, mul(activate(load(g), activation), load(u)));
       std::memcpy(gate + i, g, (end - i) * 4);
     }
   });

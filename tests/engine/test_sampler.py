@@ -1,6 +1,7 @@
 """The sampler against definitions written out, and its promise: same seed, same choice, whatever else is going on."""
 
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -151,3 +152,24 @@ PINNED = [0.5744863976557276, 0.3184875416932659]
 def test_impossible_values_are_refused_by_name(field: str, value: object) -> None:
     with pytest.raises(RequestError, match=field):
         Sampling(**{field: value})  # type: ignore[arg-type]
+
+
+def test_a_mask_sees_the_answer_so_far_and_says_what_may_follow() -> None:
+    seen: list[list[int]] = []
+
+    def mask(said: Sequence[int]) -> np.ndarray | None:
+        seen.append(list(said))
+        return None if len(said) == 1 else np.arange(6) >= 4 - len(said)
+
+    for options in ({}, {"temperature": 2.0}, {"temperature": 2.0, "top_k": 2}, {"logit_bias": {0: 100.0}}):
+        seen.clear()
+        sampler = Sampler(Sampling(seed=3, **options), [], 6, mask)  # type: ignore[arg-type]
+        said = [sampler.sample(LOGITS).token for _ in range(3)]
+        assert seen == [[], said[:1], said[:2]]
+        assert said[0] >= 4
+        assert said[2] >= 2
+    plain, masked = Sampler(Sampling(), [], 6), Sampler(Sampling(), [], 6, lambda said: np.arange(6) == 3)
+    assert masked.sample(LOGITS).logprob == pytest.approx(log_softmax(LOGITS)[3])  # the model's own
+    assert plain.sample(LOGITS).token == 1
+    with pytest.raises(RequestError, match="every token"):
+        Sampler(Sampling(), [], 6, lambda said: np.zeros(6, bool)).sample(LOGITS)

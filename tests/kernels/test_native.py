@@ -123,18 +123,20 @@ def test_several_products_share_their_rows(engine: _native.Engine) -> None:
 
 @pytest.mark.parametrize("kinds", [("Q4_1", "Q4_1"), ("Q8_0", "Q4_0"), ("F16", "Q5_0"), ("F32", "F32")])
 @pytest.mark.parametrize("count", [1, 11])
-def test_gated(engine: _native.Engine, kinds: tuple[str, str], count: int) -> None:
+@pytest.mark.parametrize("activation", ["silu", "gelu"])
+def test_gated(engine: _native.Engine, kinds: tuple[str, str], count: int, activation: str) -> None:
     x = np.random.default_rng(0).standard_normal((count, 64)).astype(np.float32) * 4
     (gate, dense_gate), (up, dense_up) = (packed(engine, kind, 96, 64, seed=i) for i, kind in enumerate(kinds))
     (down, dense_down) = packed(engine, "Q8_0", 32, 96, seed=5)
     hidden, result = _native.Rows(96), _native.Rows(32)
-    engine.gated(rows(x), [gate, up], [None, None], hidden, _native.Rows(96))
+    engine.gated(rows(x), [gate, up], [None, None], hidden, _native.Rows(96), activation)
     engine.linear(hidden, [down], [None], [result], False)
     g, u = (
         (x if kind in FLOATS else quantised(x)).astype(np.float64) @ dense.T.astype(np.float64)
         for kind, dense in zip(kinds, (dense_gate, dense_up), strict=True)
     )
-    h = (g / (1 + np.exp(-g)) * u).astype(np.float32)
+    silu, gelu = g / (1 + np.exp(-g)), 0.5 * g * (1 + np.tanh(np.sqrt(2 / np.pi) * (g + 0.044715 * g**3)))
+    h = ((silu if activation == "silu" else gelu) * u).astype(np.float32)
     # A value on the border between two codes may be rounded either way.
     np.testing.assert_allclose(result.numpy(), quantised(h) @ dense_down.T, atol=0.03 * np.abs(h).max() / 127 * 32)
 
@@ -213,6 +215,7 @@ class Attention:
                 while len(blocks[i]) * _native.BLOCK < end:
                     blocks[i].append(pool.allocate())
                 batch.add(done[i], end - done[i], blocks[i])
+            batch.place(pool)
             q, k, v = (self._rows(arrays, done, cut) for arrays in (self.q, self.k, self.v))
             engine.store_kv(pool, 1, k, v, batch)
             out = _native.Rows(self.heads * self.dim)
@@ -369,10 +372,13 @@ class TestRefused:
             batch = _native.Batch()
             batch.add(0, 1, [block])
             with pytest.raises(IndexError, match=f"KV block {block} is not allocated"):
-                engine.store_kv(pool, 0, x, x, batch)
+                batch.place(pool)
         block = pool.allocate()
         batch = _native.Batch()
         batch.add(0, 1, [block])
+        with pytest.raises(ValueError, match="no place yet"):
+            engine.store_kv(pool, 0, x, x, batch)
+        batch.place(pool)
         with pytest.raises(IndexError, match="layer 1 of 1"):
             engine.store_kv(pool, 1, x, x, batch)
         pool.release(block)

@@ -8,9 +8,9 @@ from everwarm.kernels.backend import KVShape
 from everwarm.kv.pool import BlockPool, SequenceKV
 
 
-def test_silu_gate_of_extreme_values_is_finite() -> None:
+def test_a_silu_gate_of_extreme_values_is_finite() -> None:
     gate = np.array([-1e4, -100, 0, 100, 1e4], np.float32)
-    np.testing.assert_allclose(ops.silu_gate(gate, np.ones(5, np.float32)), [0, 0, 0, 100, 1e4], atol=1e-30)
+    np.testing.assert_allclose(ops.activated_gate(gate, np.ones(5, np.float32)), [0, 0, 0, 100, 1e4], atol=1e-30)
 
 
 def test_rms_norm_of_zeros_is_zero() -> None:
@@ -50,3 +50,19 @@ def test_kv_grows_to_its_capacity_and_keeps_what_it_holds() -> None:
     assert (values == -keys).all()
     with pytest.raises(AssertionError):
         kv.reserve(kv.length + 10)
+
+
+def test_gelu_is_the_one_by_tanh() -> None:
+    gate, up = np.linspace(-30, 30, 601, dtype=np.float32), np.linspace(2, 3, 601, dtype=np.float32)
+    x = gate.astype(np.float64)
+    expected = 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))) * up
+    np.testing.assert_allclose(ops.activated_gate(gate, up, "gelu"), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_soft_capped_attention_is_that_of_its_formula() -> None:
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal(shape).astype(np.float32) * 3 for shape in ((5, 2, 8), (1, 5, 8), (1, 5, 8)))
+    scores = 4 * np.tanh(np.einsum("ihd,jd->hij", q.astype(np.float64), k[0]) * 0.5 / 4)
+    shares = np.exp(np.where(np.tri(5) > 0, scores, -np.inf))
+    expected = np.einsum("hij,jd->ihd", shares / shares.sum(-1, keepdims=True), v[0]).reshape(5, 16)
+    np.testing.assert_allclose(ops.attention(q, k, v, 0, 0.5, None, 4.0), expected, rtol=1e-4, atol=1e-5)

@@ -326,6 +326,22 @@ def test_an_agent_that_is_too_old_but_can_t_be_deleted_is_kept(tmp_path: Path) -
     close(store)
 
 
+def test_a_store_that_stays_open_forgets_who_was_not_used_for_too_long(tmp_path: Path) -> None:
+    now = [1000.0]
+    store = open_store(tmp_path, files=UnsyncedFiles(), clock=lambda: now[0], most_age_s=10_000.0)
+    for name in ("old", "pinned", "young"):
+        talk(store, name, FIRST)
+    store.pin("pinned")
+    now[0] += 9000
+    talk(store, "young", [*FIRST, 1])
+    now[0] += 4000
+    talk(store, "new", FIRST)  # an hour has passed: it is looked for the old
+    close(store)
+    store = open_store(tmp_path, files=UnsyncedFiles(), clock=lambda: now[0])
+    assert sorted(name for _, name in store.agents) == ["new", "pinned", "young"]
+    close(store)
+
+
 # Directories that are not as they should be ---------------------------------------------------------------------------
 
 

@@ -21,6 +21,7 @@ from everwarm.kv.garbage import carry_out, plan
 from everwarm.kv.inventory import Inventory, lock, open_agents, read_ids, take_inventory
 from everwarm.kv.layout import Group, Layout
 from everwarm.kv.manifest import Manifest
+from everwarm.kv.others import room_for
 from kv.fake import CAPACITY, compute, model_ids, open_store, talk
 
 HISTORY = list(range(100, 150))  # six full blocks and a partial one
@@ -469,3 +470,12 @@ def test_ids_are_read_from_where_they_belong(root: Path) -> None:
     (first(root) / "model.json").write_bytes((root / Q8.directory / "model.json").read_bytes())
     with pytest.raises(StoreError, match="of another directory"):
         read_ids(first(root))
+
+
+def test_room_for_a_store_is_what_is_free_and_what_it_has(tmp_path: Path) -> None:
+    free = shutil.disk_usage(tmp_path).free
+    assert abs(room_for(tmp_path / "not" / "there") - free) < 1 << 28
+    (tmp_path / "agents" / "deep").mkdir(parents=True)
+    with (tmp_path / "agents" / "deep" / "file").open("wb") as file:
+        file.truncate(1 << 40)
+    assert abs(room_for(tmp_path / "agents") - free - (1 << 40)) < 1 << 28

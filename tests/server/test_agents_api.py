@@ -1,5 +1,8 @@
 """Agents over HTTP, and tokens."""
 
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,6 +55,30 @@ def talk(client: httpx.Client, agent: str | None, *said: str, **options: Any) ->
 
 def at(agent: str, verb: str = "") -> str:
     return f"/v1/agents/{quote(agent, safe='')}" + (f"/{verb}" if verb else "")
+
+
+def test_a_chat_over_http_goes_on_where_it_was_left(server: Running) -> None:
+    """As a person does it: `everwarm chat --url`, twice, as an agent whose name is no ASCII."""
+    name = "Zoë 🐻"
+
+    def chat(said: str) -> tuple[str, str]:
+        command = [sys.executable, "-m", "everwarm", "chat", "--url", server.url, "--agent", name, "--max-tokens", "5"]
+        environment = os.environ | {"EVERWARM_API_KEY": "of alice"}
+        done = subprocess.run(command, input=said, env=environment, capture_output=True, encoding="utf-8", timeout=60)
+        assert done.returncode == 0, done.stderr
+        return done.stdout, done.stderr
+
+    chat("First\n")
+    answer, remarks = chat("Second\n")
+    assert "goes on after 2 messages" in remarks
+    assert " of them hot" in remarks
+    with httpx.Client(base_url=server.url, headers={"X-Api-Key": "of alice"}) as client:
+        messages = client.get(at(name)).json()["messages"]
+        assert [message["role"] for message in messages] == ["user", "assistant"] * 2
+        assert messages[2]["content"] == "Second"
+        assert messages[3]["content"] in answer
+        chat("/reset\n")
+        assert client.get(at(name)).status_code == 404
 
 
 def test_an_agent_is_shown_with_its_tokens_and_its_tier(alice: httpx.Client) -> None:

@@ -350,11 +350,19 @@ def test_bodies_of_all_requests_together_are_bounded(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "MOST_HELD", 5000)
-    with running(path, tmp_path) as server:
-        refused = ask(server, metadata={"much": "x" * 5000})
-        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+    with running(path, tmp_path, limits=Limits(most_body_bytes=6000)) as server:
+        address = httpx.URL(server.url)
+        with socket.create_connection((address.host, address.port or 80), timeout=30) as slow:
+            slow.sendall(b"POST /v1/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 5000\r\n\r\n" + b" " * 4000)
+            end = time.monotonic() + 30
+            while (refused := ask(server, metadata={"much": "x" * 3000})).status_code == 200:
+                assert time.monotonic() < end  # until what was sent has arrived
+            assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+            assert httpx.get(server.url + "/health").status_code == 200
+        while ask(server, metadata={"much": "x" * 3000}).status_code != 200:
+            assert time.monotonic() < end  # until it is noticed that the slow one has gone
         for _ in range(20):
-            assert ask(server, metadata={"less": "x" * 3000}).status_code == 200
+            assert ask(server, metadata={"much": "x" * 5000}).status_code == 200
 
 
 def test_tenants_can_not_push_each_other_aside(server: Running, keyed: Running) -> None:

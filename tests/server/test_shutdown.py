@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model") / "tiny.gguf"
-    Tiny(context=4096).write(path)
+    Tiny(context=200_000).write(path)
     return path
 
 
@@ -186,7 +186,7 @@ def test_a_turn_that_outlasts_the_grace_is_told_and_its_blocks_are_kept(model: P
 
 def test_while_it_ends_new_requests_are_asked_to_come_again(model: Path, tmp_path: Path) -> None:
     with serving(model, tmp_path, "--grace", "8") as server:
-        thread = threading.Thread(target=server.ask, args=("slow", "Hello", 3000))
+        thread = threading.Thread(target=server.ask, args=("slow", "Hello", 150_000))
         thread.start()
         time.sleep(0.3)
         server.process.send_signal(signal.SIGTERM)
@@ -206,7 +206,7 @@ def test_a_second_signal_ends_at_once(model: Path, tmp_path: Path, number: int) 
 
         def ask() -> None:
             with pytest.raises(httpx.TransportError):
-                server.ask("a", "b", 3000)
+                server.ask("a", "b", 150_000)
 
         thread = threading.Thread(target=ask)
         thread.start()

@@ -493,7 +493,13 @@ def test_the_window_forgets_and_the_total_does_not() -> None:
     scan_for(30.0)
     scan_for(5.0)
     assert cache.stats().uses == 4 * len(NAMES)
-    assert cache.stats().window.uses == len(NAMES)
+    stats = cache.stats()
+    assert stats.window.uses == len(NAMES)
+    assert {name: counts.uses for name, counts in stats.window_by_tensor.items()} == dict.fromkeys(NAMES, 1)
+    assert {name: counts.uses for name, counts in stats.by_tensor.items()} == dict.fromkeys(NAMES, 4)
+    assert sum(counts.uses for counts in stats.window_layers.values()) * 4 == sum(
+        counts.uses for counts in stats.layers.values()
+    )
 
 
 def test_a_pause_does_not_empty_the_window() -> None:

@@ -4,6 +4,7 @@ import json
 import logging
 import multiprocessing
 import os
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -36,7 +37,7 @@ def logits(model: Path, **options: str) -> np.ndarray:
 
 
 def the_pack(home: Path) -> Path:
-    (path,) = (home / "packs").iterdir()
+    (path,) = (home / "packs").glob("*.safetensors")
     return path
 
 
@@ -129,6 +130,33 @@ def test_an_altered_tensor_is_found_and_replaced(model: Path, home: Path, caplog
         assert (logits(model, verify="eager") == expected).all()
     assert "tensor blk.1.ffn_up.weight was altered" in caplog.text
     assert (logits(model, verify="eager") == expected).all()
+    assert [*Pack(the_pack(home)).altered()] == []
+
+
+def test_a_pack_that_was_touched_is_compared_before_it_is_used(
+    model: Path, home: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody has to ask for it: its ctime is not the one that was remembered."""
+    expected = logits(model)
+    path = the_pack(home)
+    waited: list[bool] = []
+    join = threading.Thread.join
+    monkeypatch.setattr(threading.Thread, "join", lambda self, *args: (waited.append(True), join(self, *args))[1])
+
+    def compared_first() -> bool:
+        waited.clear()
+        with everwarm.load(model):
+            return bool(waited)
+
+    assert not compared_first()
+    path.chmod(0o600)  # its bytes are the same
+    assert compared_first()
+    assert not compared_first()
+    damage(path, path.stat().st_size - 100)
+    with caplog.at_level(logging.ERROR):
+        assert (logits(model) == expected).all()
+    assert "was altered" in caplog.text
+    assert (logits(model) == expected).all()  # packed again
     assert [*Pack(the_pack(home)).altered()] == []
 
 

@@ -47,6 +47,11 @@ class Uncached(WeightCache):
         super().__init__(source, sum(source.sizes.values()))
         self._from, self._into = source, buffers
 
+    @property
+    def mapped(self) -> bool:
+        """Nothing stays where it is."""
+        return False
+
     def get(self, name: str) -> Weight:
         return self._from.build(name, self._into).tensor
 

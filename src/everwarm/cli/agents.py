@@ -1,6 +1,5 @@
 """`everwarm agents ...`: what is on disk, without loading a model. What files say must not steer the terminal."""
 
-import shutil
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -333,8 +332,9 @@ def _quota(flag: str | None) -> int:
     size = config.resolve({"warm_quota": flag})["warm_quota"].value
     if not isinstance(size, config.Share):
         return int(str(size))
-    place = next(path for path in (_root(), *_root().absolute().parents) if path.exists())
-    return int(size.fraction * shutil.disk_usage(place).free)
+    from everwarm.kv.others import room_for
+
+    return int(size.fraction * room_for(_root()))
 
 
 def _age_s(flag: str | None) -> float:

@@ -51,7 +51,8 @@ class Remote:
         started, first, text, finish = time.perf_counter(), None, "", ""
         receipt: dict[str, Any] = {}
         usage: dict[str, Any] = {}
-        with self._open("/v1/chat/completions", body, {"X-Agent-Id": agent} if agent else {}) as response:
+        who = {"X-Agent-Id": agent.encode().decode("latin-1")} if agent else {}  # headers are bytes: UTF-8
+        with self._open("/v1/chat/completions", body, who) as response:
             for line in response:
                 if not line.startswith(b"data: {"):
                     continue

@@ -4,15 +4,15 @@ In: one row of logits and what was generated so far. Out: the token, its log-pro
 for. The choice depends on the logits, the request's seed and the number of tokens generated, on nothing else: any
 batch, same text.
 
-Order: penalties, bias, temperature, top-k, top-p, min-p, draw. Log-probabilities are those of the model: of the
-logits before all that.
+Order: penalties, bias, mask, temperature, top-k, top-p, min-p, draw. Log-probabilities are those of the model: of the
+logits before all that. A mask says which tokens may follow those of the answer so far (None: all of them).
 """
 
 import math
 import secrets
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +23,7 @@ from everwarm.errors import ModelError, RequestError
 from everwarm.kernels import _native
 
 F32 = npt.NDArray[np.float32]
+Mask = Callable[[Sequence[int]], npt.NDArray[np.bool_] | None]
 
 _FIRST_CANDIDATES = 256  # top-p rarely needs more; it asks for more when it does
 
@@ -39,7 +40,7 @@ class Choice:
 class Sampler:
     """The sampler of one request."""
 
-    def __init__(self, sampling: Sampling, prompt: Sequence[int], vocab_size: int) -> None:
+    def __init__(self, sampling: Sampling, prompt: Sequence[int], vocab_size: int, mask: Mask | None = None) -> None:
         for token in sampling.logit_bias:
             if not 0 <= token < vocab_size:
                 raise RequestError(f"logit_bias: token {token} is not in the vocabulary of {vocab_size}")
@@ -50,8 +51,9 @@ class Sampler:
         )  # np.unique would import numpy.ma in the first request: 8 ms
         self._biased = np.array(list(sampling.logit_bias), np.int64)
         self._bias = np.array(list(sampling.logit_bias.values()), np.float32)
+        self._mask = mask
         self._answer: Counter[int] = Counter()
-        self._drawn = 0
+        self._said: list[int] = []
         self.spent_s = 0.0
 
     def sample(self, logits: F32) -> Choice:
@@ -68,7 +70,7 @@ class Sampler:
         adjusted = self._adjust(logits)
         token = best if adjusted is logits and self.sampling.temperature == 0.0 else self._choose(adjusted)
         self._answer[token] += 1
-        self._drawn += 1
+        self._said.append(token)
         normaliser = greatest + math.log(total)
         likely = _native.greatest_ids(logits, min(self.sampling.top_logprobs, len(logits)))
         return Choice(
@@ -76,9 +78,11 @@ class Sampler:
         )
 
     def _adjust(self, logits: F32) -> F32:
-        """Penalties and bias."""
+        """Penalties, bias, mask."""
         s = self.sampling
-        if s.repetition_penalty == 1.0 and not (s.presence_penalty or s.frequency_penalty or s.logit_bias):
+        plain = s.repetition_penalty == 1.0 and not (s.presence_penalty or s.frequency_penalty or s.logit_bias)
+        allowed = self._mask(self._said) if self._mask is not None else None
+        if plain and allowed is None:
             return logits
         logits = logits.copy()
         answer = np.fromiter(self._answer, np.int64, len(self._answer))
@@ -90,15 +94,17 @@ class Sampler:
             counts = np.fromiter(self._answer.values(), np.float32, len(self._answer))
             logits[answer] -= np.float32(s.presence_penalty) + np.float32(s.frequency_penalty) * counts
         logits[self._biased] += self._bias
+        if allowed is not None:
+            logits[~allowed] = -np.inf
         if logits.max() == -np.inf:
-            raise RequestError("logit_bias forbids every token of the vocabulary: leave at least one")
+            raise RequestError("logit_bias or a mask forbids every token of the vocabulary: leave at least one")
         return logits
 
     def _choose(self, logits: F32) -> int:
         s = self.sampling
         if s.temperature == 0.0:
             return int(np.argmax(logits))
-        fraction = uniform(self.seed, self._drawn)
+        fraction = uniform(self.seed, len(self._said))
         if not s.top_k and s.top_p == 1.0 and s.min_p == 0.0:
             return _native.draw(logits, s.temperature, fraction)
         ids, weights = keep(logits, s)

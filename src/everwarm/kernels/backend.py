@@ -115,14 +115,18 @@ class Step(Protocol):
 
     def rotate(self, x: Array, heads: int) -> Array: ...
 
-    def attention(self, layer: int, q: Array, k: Array, v: Array, scale: float, window: int | None) -> Array:
-        """Append keys and values to the KV of each span, then attend, each row to what came before it."""
+    def attention(
+        self, layer: int, q: Array, k: Array, v: Array, scale: float, window: int | None, softcap: float = 0.0
+    ) -> Array:
+        """Append keys and values to the KV of each span, then attend, each row to what came before it. Scores s become
+        softcap * tanh(s / softcap), if that is not 0.
+        """
 
     def add_linear(self, x: Array, h: Array, matrix: Affine) -> Array:
         """x plus the product."""
 
-    def gated(self, x: Array, gate: Affine, up: Affine) -> Array:
-        """silu of the one product times the other."""
+    def gated(self, x: Array, gate: Affine, up: Affine, activation: str = "silu") -> Array:
+        """`silu` or `gelu` (by tanh) of the one product times the other."""
 
     def logits(self, x: Array, norm: F32, epsilon: float, output: Weight) -> F32:
         """Of the rows that want them."""

@@ -111,6 +111,7 @@ class NativeStep:
             kv = span.kv
             kv.reserve(kv.length + len(span.tokens))
             self._batch.add(kv.length, len(span.tokens), kv.blocks)
+        self._batch.place(blocks)
         self._batch.turn(rotary.frequencies, rotary.magnitude)
 
     def recorder(self) -> "NativeStep":
@@ -150,11 +151,18 @@ class NativeStep:
         return x
 
     def attention(
-        self, layer: int, q: _native.Rows, k: _native.Rows, v: _native.Rows, scale: float, window: int | None
+        self,
+        layer: int,
+        q: _native.Rows,
+        k: _native.Rows,
+        v: _native.Rows,
+        scale: float,
+        window: int | None,
+        softcap: float = 0.0,
     ) -> _native.Rows:
         self._engine.store_kv(self._blocks, layer, k, v, self._batch)
         out = self._backend.rows("mixed", q.width)
-        self._engine.attention(self._blocks, layer, q, self._batch, scale, window or 0, 0.0, out)
+        self._engine.attention(self._blocks, layer, q, self._batch, scale, window or 0, softcap, out)
         return out
 
     def add_linear(self, x: _native.Rows, h: _native.Rows, matrix: Affine) -> _native.Rows:
@@ -162,10 +170,10 @@ class NativeStep:
         self._engine.linear(h, [form], [bias], [x], True)
         return x
 
-    def gated(self, x: _native.Rows, gate: Affine, up: Affine) -> _native.Rows:
+    def gated(self, x: _native.Rows, gate: Affine, up: Affine, activation: str = "silu") -> _native.Rows:
         width = gate[0].outputs
         out = self._backend.rows("gated", width)
-        self._engine.gated(x, [gate[0], up[0]], [gate[1], up[1]], out, self._backend.rows("up", width))
+        self._engine.gated(x, [gate[0], up[0]], [gate[1], up[1]], out, self._backend.rows("up", width), activation)
         return out
 
     def logits(self, x: _native.Rows, norm: F32, epsilon: float, output: _native.Form) -> F32:

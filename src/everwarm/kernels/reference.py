@@ -195,14 +195,16 @@ class ReferenceStep:
         return x
 
     @_timed("attention")
-    def attention(self, layer: int, q: F32, k: F32, v: F32, scale: float, window: int | None) -> F32:
+    def attention(
+        self, layer: int, q: F32, k: F32, v: F32, scale: float, window: int | None, softcap: float = 0.0
+    ) -> F32:
         out = np.empty_like(q)
         for span, start, at in zip(self._spans, self._starts, self._rows, strict=True):
             rows, head_dim = at.stop - at.start, self._blocks.head_dim
             by_head = (rows, -1, head_dim)
             keys, values = self._blocks.append(span.kv, layer, k[at].reshape(by_head), v[at].reshape(by_head))
             heads = q[at].reshape(by_head)
-            out[at] = attention(heads, keys, values, start, scale, window)
+            out[at] = attention(heads, keys, values, start, scale, window, softcap)
         return out
 
     @_timed("products")
@@ -210,8 +212,8 @@ class ReferenceStep:
         return x + linear(h, *matrix)
 
     @_timed("products")
-    def gated(self, x: F32, gate: Affine, up: Affine) -> F32:
-        return silu_gate(linear(x, *gate), linear(x, *up))
+    def gated(self, x: F32, gate: Affine, up: Affine, activation: str = "silu") -> F32:
+        return activated_gate(linear(x, *gate), linear(x, *up), activation)
 
     @_timed("products")
     def logits(self, x: F32, norm: F32, epsilon: float, output: F32) -> F32:
@@ -260,7 +262,9 @@ def rotate(x: F32, table: tuple[F32, F32], pairing: str) -> F32:
     return x
 
 
-def attention(q: F32, keys: F32, values: F32, start: int, scale: float, window: int | None = None) -> F32:
+def attention(
+    q: F32, keys: F32, values: F32, start: int, scale: float, window: int | None = None, softcap: float = 0.0
+) -> F32:
     """Causal grouped-query attention of the rows at positions start, start + 1, ...
 
     q: (rows, heads, head_dim); keys, values: (kv_heads, start + rows, head_dim); returns (rows, heads * head_dim).
@@ -278,6 +282,8 @@ def attention(q: F32, keys: F32, values: F32, start: int, scale: float, window: 
         grouped = (per_kv_head * np.float32(scale)).reshape(kv_heads, shared * (high - low), head_dim)
         products = grouped @ keys[:, first:seen].transpose(0, 2, 1)
         scores = np.asarray(products.reshape(kv_heads, shared, high - low, seen - first), np.float32)
+        if softcap:
+            scores = np.tanh(scores / np.float32(softcap)) * np.float32(softcap)
         if high - low > 1 or window is not None:
             scores += _mask(np.arange(start + low, start + high), np.arange(first, seen), window)
         scores -= scores.max(axis=-1, keepdims=True)
@@ -297,9 +303,12 @@ def _mask(queries: npt.NDArray[np.int64], keys: npt.NDArray[np.int64], window: i
     return np.where(hidden, np.float32(-np.inf), np.float32(0))
 
 
-def silu_gate(gate: F32, up: F32) -> F32:
-    """silu(gate) * up."""
+def activated_gate(gate: F32, up: F32, activation: str = "silu") -> F32:
+    """silu(gate) * up, or gelu(gate) * up, which is x * sigmoid(2 sqrt(2 / pi) (x + 0.044715 x^3))."""
+    turned = gate
+    if activation == "gelu":
+        turned = np.float32(2 * math.sqrt(2 / math.pi)) * (gate + np.float32(0.044715) * gate * gate * gate)
     with np.errstate(over="ignore"):  # exp overflows to inf for very negative gates, and x / inf is the right answer
-        decay = np.exp(-gate, dtype=np.float32)
+        decay = np.exp(-turned, dtype=np.float32)
     decay += 1
     return np.asarray(gate / decay * up, np.float32)

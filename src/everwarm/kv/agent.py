@@ -53,6 +53,6 @@ def check_name(name: str, what: str) -> str:
         raise StoreError(f"{what}: a name must be a text of at least one character")
     if len(name) > MOST_NAME:
         raise StoreError(f"{what} {name[:20]!r}...: a name may have {MOST_NAME} characters, this has {len(name):,}")
-    if any(ord(letter) < 32 or 0xD800 <= ord(letter) < 0xE000 for letter in name):
+    if any(ord(letter) < 32 or ord(letter) == 127 or 0xD800 <= ord(letter) < 0xE000 for letter in name):
         raise StoreError(f"{what} {name!r}: a name must not have control characters")
     return name

@@ -1,6 +1,7 @@
 """Other models in the same store: the quota is one for all of them."""
 
 import os
+import shutil
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
@@ -24,6 +25,12 @@ def directory_bytes(root: Path, without: str = "") -> int:
                 elif entry.name != without:
                     total += directory_bytes(Path(entry.path))
     return total
+
+
+def room_for(root: Path) -> int:
+    """Bytes that a store may take at most: what is free on its disk, and what it has already."""
+    place = next(path for path in (root, *root.absolute().parents) if path.exists())
+    return shutil.disk_usage(place).free + directory_bytes(root)
 
 
 def shrink_others(root: Path, without: str, excess: int, files: Files) -> int:

@@ -49,12 +49,12 @@ def restore(
         usable, why = missing[0], "computing is faster than reading"
         missing = []
     read: list[int] = []
-    if missing:
-        try:
-            read = store.pool.allocate_many(len(missing), clear=False)
-        except CapacityError as full:
-            usable, why, missing = missing[0], str(full), []
     try:
+        if missing:
+            try:
+                read = store.pool.allocate_many(len(missing), clear=False)
+            except CapacityError as full:
+                usable, why, missing = missing[0], str(full), []
         failures = _read_all(store, [(nodes[i], block) for i, block in zip(missing, read, strict=True)], receipt)
     except BaseException:
         store.pool.drop([*held.values(), *read])

@@ -11,6 +11,7 @@ nothing can be written. `lock` guards the tree, the counts and the agents; no fi
 """
 
 import logging
+import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 QUEUE_BYTES = 256 << 20
+EXPIRY_S = 3600.0
 
 
 class AgentStore:
@@ -81,12 +83,14 @@ class AgentStore:
         self.counters: Counter[str] = Counter()
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self.hot = Recency()
+        self._most_age_s, self._looked_for_old = most_age_s, clock()
         self.read_speed, self.compute_speed = Speed(), Speed()  # seconds per block; per token
         # What waits to be written can't be dropped from memory, so it must not fill it.
         self.writer = Writer(min(QUEUE_BYTES, QUEUE_BYTES if pool.budget is None else pool.budget // 4))
         self.disk: DirectoryStore | None = None
         self.read_only = "" if root is not None else "the store is switched off"
         self._lock_file: StoreLock | None = None
+        self._expiring: threading.Thread | None = None
         files = files or Files()
         if root is not None:
             self.disk = DirectoryStore(root, ids, files)
@@ -140,8 +144,13 @@ class AgentStore:
         with self.lock:
             agent = self.new_agent(tenant, name)
             agent.waiting += 1
-        if not agent.turn.enter(None, cancelled=cancelled):
-            self._leave(agent)
+        entered = False
+        try:
+            entered = agent.turn.enter(None, cancelled=cancelled)
+        finally:
+            if not entered:
+                self._leave(agent)
+        if not entered:
             raise CancelledError(f"cancelled while another turn of agent {name!r} went on")
         try:
             return Turn(self, agent, tenant, capacity)
@@ -257,6 +266,17 @@ class AgentStore:
     def root(self, salt: bytes) -> Node:
         return self.tree.root(root_key(salt, self.ids.layout.digest, self.ids.weights_id, self.ids.numerics_id))
 
+    def forget_old(self) -> None:
+        """Once an hour: remove agents that were not used for too long, on a thread of its own."""
+        now = self.clock()
+        with self.lock:
+            if self._most_age_s is None or now < self._looked_for_old + EXPIRY_S:
+                return
+            self._looked_for_old = now
+        before = now - self._most_age_s
+        self._expiring = threading.Thread(target=self.warm.expire, args=(before,), name="everwarm-expire", daemon=True)
+        self._expiring.start()
+
     # Blocks -----------------------------------------------------------------------------------------------------------
 
     def seal(self, parent: Node, tokens: bytes, block: int) -> tuple[Node, int]:
@@ -291,15 +311,16 @@ class AgentStore:
                     self.pool.drop([block])
 
     def _make_room(self, blocks: int) -> None:
-        """Let go of so many blocks that no sequence uses: first what can come back from disk, of pinned agents only if
-        that is not enough; then, if saving has failed, what can only be computed again.
+        """Let go of so many blocks that no sequence uses and that can come back from disk. If no others are on their
+        way there: those of pinned agents; and last, because saving has failed, what can only be computed again.
         """
+        ways = ((False, False),) if self.writer.busy else ((False, False), (True, False), (False, True))
         with self.lock:
-            for pinned, forced in ((False, False), (True, False), (False, True)):
+            for pinned, forced in ways:
                 for node in self.hot.oldest_first():
                     if blocks <= 0:
                         return
-                    if (pinned or not node.pinned) and self.cool(node, forced):
+                    if (node.on_disk if pinned else not node.pinned) and self.cool(node, forced):
                         blocks -= 1
                         self.counters["hot_evictions"] += 1
 
@@ -518,6 +539,8 @@ class AgentStore:
 
     def close(self) -> None:
         """Write what is left; free the memory; let others write."""
+        if self._expiring is not None:
+            self._expiring.join()
         try:
             self._save_again()
         finally:

@@ -215,6 +215,7 @@ class Turn:
             self._settle(saving, started)
         else:
             saving.add_done_callback(lambda done: self._settle(done, started))
+        store.forget_old()
         return receipt
 
     def release(self) -> None:

@@ -296,7 +296,7 @@ class WarmTier:
         for agent in sorted(store.agents.values(), key=lambda agent: agent.used):
             self.touch(agent.chain())
         self.other_bytes = directory_bytes(disk.root, disk.path.name)
-        expired = 0 if most_age_s is None else self._expire(store.clock() - most_age_s)
+        expired = 0 if most_age_s is None else self.expire(store.clock() - most_age_s)
         _log.info(
             "agent store %s: %d agents, %d blocks, %d bytes, %d quarantined, %d expired, %.0f ms",
             disk.path, len(store.agents), len(self.recency), self.bytes, self.quarantined, expired,
@@ -343,8 +343,11 @@ class WarmTier:
                     ready.append(node.key) if node.key in left else None
         self.garbage = {name.key for names in left.values() for name in names}
 
-    def _expire(self, before: float) -> int:
-        old = [agent for agent in self._store.agents.values() if agent.used < before and not agent.pinned]
+    def expire(self, before: float) -> int:
+        """Remove agents that were not used since then; how many."""
+        with self._store.lock:
+            everyone = list(self._store.agents.values())
+        old = [one for one in everyone if one.generation and one.used < before and not (one.pinned or one.waiting)]
         if self._store.read_only:
             return 0
         expired = 0

@@ -28,6 +28,11 @@ class Writer:
     def queued_bytes(self) -> int:
         return self._bytes
 
+    @property
+    def busy(self) -> bool:
+        """Whether something waits to be written, or is being written."""
+        return self._pending > 0
+
     def submit(self, job: Callable[[], Result], size: int = 0) -> "Future[Result]":
         """Waits while the queue is full. Don't call it with a lock that a job needs."""
         future = self.try_submit(job, size, wait=True)

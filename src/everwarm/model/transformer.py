@@ -23,7 +23,7 @@ class _Program:
     """The operations of all layers, and the weights that they use."""
 
     recorded: Step
-    x: Array = None
+    x: Array  # the rows that it begins and ends with
     names: list[str] = field(default_factory=list)
     tensors: list[Weight] = field(default_factory=list)
 
@@ -39,6 +39,7 @@ class Transformer:
         self._rotary = make_rope(config.rope, factors)
         self.numerics_id = numerics_id(config, self._rotary, backend)
         self._program: _Program | None = None
+        self._forgotten = 0  # how often: what is being recorded meanwhile is forgotten, too
         weights.letting_go = self._forget
         self._output = tensors.OUTPUT if tensors.OUTPUT in weights else tensors.EMBEDDING
 
@@ -59,19 +60,20 @@ class Transformer:
         """Through all layers. While their weights stay where they are, the operations are recorded once and replayed:
         asking Python for each takes a seventh of the time of a token.
         """
-        program = self._program
-        if program is not None and self.weights.use_again(program.names, program.tensors):
+        program, forgotten = self._program, self._forgotten
+        if program is not None and program.x is x and self.weights.use_again(program.names, program.tensors):
             step.replay(program.recorded)
-            return program.x
-        self._program = program = None
+            return x
+        self._program = None
         recorder = step.recorder() if self.weights.mapped else None
         if recorder is None:
             return self._compute_layers(step, x, self.weights.get)
-        program = _Program(recorder)
-        program.x = self._compute_layers(recorder, x, partial(self._get_for, program))
+        program = _Program(recorder, x)
+        self._compute_layers(recorder, x, partial(self._get_for, program))
         step.replay(recorder)
-        self._program = program
-        return program.x
+        if self._forgotten == forgotten:
+            self._program = program
+        return x
 
     def _compute_layers(self, step: Step, x: Array, weight: Callable[[str], Weight]) -> Array:
         config = self.config
@@ -100,6 +102,7 @@ class Transformer:
         return tensor
 
     def _forget(self) -> None:
+        self._forgotten += 1
         self._program = None
 
     def _looked_up(self, spans: Sequence[Span]) -> F32:

@@ -17,13 +17,13 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from everwarm.errors import StoreError
+from everwarm.errors import CancelledError, StoreError
 from everwarm.kv.agent import Agent, check_name
 from everwarm.kv.store import AgentStore
 from everwarm.kv.tiers import whereabouts
 from everwarm.server.content import Json
 from everwarm.server.errors import ApiError, as_api_error
-from everwarm.server.serving import Serving
+from everwarm.server.serving import Serving, stopping
 
 T = TypeVar("T")
 
@@ -100,8 +100,8 @@ def router(serving: Serving) -> APIRouter:
 
     @api.get("/{name:path}")
     async def one(name: str, request: Request) -> Json:
-        """One agent."""
-        return await agents.described(name, serving.tenant(request))
+        """One agent, and its conversation."""
+        return await agents.remembered(name, serving.tenant(request))
 
     @api.delete("/{name:path}")
     async def delete(name: str, request: Request, evict_only: bool = False) -> Json:
@@ -148,6 +148,15 @@ class _Agents:
     async def described(self, name: str, tenant: str) -> Json:
         return await self.on_thread(lambda: self._json(self._find(name, tenant)))
 
+    async def remembered(self, name: str, tenant: str) -> Json:
+        """With what it has heard and said, if its turns came as messages."""
+
+        def tell() -> Json:
+            agent = self._find(name, tenant)
+            return self._json(agent) | {"messages": self._store.history(agent).messages}
+
+        return await self.on_thread(tell)
+
     async def change(self, name: str, tenant: str, act: Callable[[AgentStore], T]) -> T:
         """Do something that needs the agent's turn. As long as it talks no thread is kept waiting."""
         agent = await self.on_thread(lambda: self._find(name, tenant))
@@ -161,8 +170,11 @@ class _Agents:
 
     def warm(self, name: str, tenant: str) -> Json:
         llm, agent = self._serving.llm, self._find(name, tenant)
-        with llm.room(agent.kv_tokens, 0, self._serving.stopped):
-            done = _clear(lambda: self._store.warm_up(name, tenant))
+        try:
+            with llm.room(agent.kv_tokens, 0, self._serving.stopped):
+                done = _clear(lambda: self._store.warm_up(name, tenant))
+        except CancelledError:
+            raise stopping() from None
         return self._json(agent) | {
             "tier": done.tier,
             "cached_tokens": done.cached_tokens,

@@ -44,17 +44,19 @@ class Answers:
         """What has happened since; nothing, if that is so for `within_s`; None when all choices are over. Raises what
         ended one of them before its time.
         """
-        while not (batch := self._take()) and self._left:
+        while True:
             left_s = self._started + self._serving.limits.timeout_s - time.perf_counter()
+            if left_s <= 0 and self._left:
+                limit = f"{self._serving.limits.timeout_s:g} s"
+                raise ApiError(408, f"the request took longer than the limit of {limit}", "timeout_error")
+            if (batch := self._take()) or not self._left:
+                return batch or None
             try:
                 async with asyncio.timeout(left_s if within_s is None else min(left_s, within_s)):
                     await self._arrived.wait()
             except TimeoutError:
                 if within_s is not None and within_s < left_s:
                     return []
-                limit = f"{self._serving.limits.timeout_s:g} s"
-                raise ApiError(408, f"the request took longer than the limit of {limit}", "timeout_error") from None
-        return batch or None
 
     def close(self) -> None:
         """What is not over yet is cancelled."""

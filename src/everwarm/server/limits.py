@@ -54,13 +54,10 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        with self._holding() as hold:
-            await self._pass(scope, receive, send, hold)
-
-    async def _pass(self, scope: Scope, receive: Receive, send: Send, hold: Callable[[int], None]) -> None:
         path, body = scope["path"], None
-        queued = contextlib.ExitStack()
+        held = contextlib.ExitStack()  # its place in the queue, its share of the bodies
         try:
+            hold = held.enter_context(self._holding())
             if path not in OPEN:
                 self._serving.tenant(Request(scope))
             if path in QUEUED:
@@ -71,28 +68,29 @@ class Guard:
                     _check(body)
                 receive = _again(body, receive)
             if path in QUEUED:
-                queued.enter_context(self._serving.admitted())
+                held.enter_context(self._serving.admitted())
         except ApiError as error:
+            held.close()
             if body is None:
                 await _refuse(error, scope, receive, send)
             else:
                 await response(error, path)(scope, receive, send)
             return
-        with queued:
+        with held:
             await self._app(scope, receive, send)
 
     @contextlib.contextmanager
     def _holding(self) -> Iterator[Callable[[int], None]]:
         """Count what one request keeps in memory of its body."""
-        mine = 0
+        mine, most = 0, max(MOST_HELD, self._serving.limits.most_body_bytes)
 
         def hold(count: int) -> None:
             nonlocal mine
             mine += count
             self._held += count
-            if self._held > MOST_HELD:
+            if count and self._held > most:
                 raise ApiError(
-                    503, f"the bodies of all requests together have more than {MOST_HELD:,} bytes, which is the limit",
+                    503, f"the bodies of all requests together have more than {most:,} bytes, which is the limit",
                     "overloaded_error", retry_after=1,
                 )  # fmt: skip
 
@@ -144,8 +142,8 @@ async def _refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) -
 
 
 def _is_json(scope: Scope) -> bool:
-    kind = dict(scope["headers"]).get(b"content-type", b"").partition(b";")[0].strip().lower()
-    return not kind or kind == b"application/json" or kind.endswith(b"+json")
+    kind = Request(scope).headers.get("content-type", "").partition(";")[0].strip().lower()  # the first, as routes do
+    return not kind or kind == "application/json" or kind.endswith("+json")
 
 
 def _check(body: bytes) -> None:

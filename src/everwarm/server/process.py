@@ -121,7 +121,7 @@ async def _run(
     started = time.perf_counter()
     server = _Server(
         uvicorn.Config(
-            front, http="httptools", ws="none", lifespan="off", log_config=None, access_log=False, server_header=False,
+            front, http="h11", ws="none", lifespan="off", log_config=None, access_log=False, server_header=False,
             timeout_graceful_shutdown=1,
         )
     )  # fmt: skip

@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import is_
@@ -303,13 +303,10 @@ class WeightCache:
         """Counters since the cache was made, and what it holds now."""
         with self._lock:
             by_tensor = {name: self._counters.of(name) for name in self._sizes}
-            total = Counts()
-            layers: dict[int, Counts] = {}
-            for name, counts in by_tensor.items():
-                total = total + counts
-                layer = place_of(name).layer
-                if layer is not None:
-                    layers[layer] = layers.get(layer, Counts()) + counts
+            before = self._counters.at_window_start(self._clock())
+            window_by_tensor = {name: counts - before[name] for name, counts in by_tensor.items()}
+            total, layers = _summed(by_tensor)
+            window, window_layers = _summed(window_by_tensor)
             counted: dict[str, Any] = {field: getattr(total, field) for field in Counts.__dataclass_fields__}
             return WeightStats(
                 **counted,
@@ -326,10 +323,12 @@ class WeightCache:
                 peak_bytes=self._in_use.peak,
                 ring_bytes=0 if self._mapped else self._ring.size,
                 unexpected_misses=self._unexpected,
-                window=total - self._counters.at_window_start(self._clock()),
+                window=window,
                 window_s=self._window_s,
                 layers=layers,
                 by_tensor=by_tensor,
+                window_layers=window_layers,
+                window_by_tensor=window_by_tensor,
             )
 
     def totals(self) -> Counts:
@@ -524,3 +523,14 @@ class WeightCache:
             self.tracker.record(name, uses)
         self.tracker.tick()
         self._counters.remember(now)
+
+
+def _summed(by_tensor: Mapping[str, Counts]) -> tuple[Counts, dict[int, Counts]]:
+    """All of it, and by layer."""
+    total, layers = Counts(), dict[int, Counts]()
+    for name, counts in by_tensor.items():
+        total = total + counts
+        layer = place_of(name).layer
+        if layer is not None:
+            layers[layer] = layers.get(layer, Counts()) + counts
+    return total, layers

@@ -23,7 +23,7 @@ class Counters:
         self.materialise_s, self.stall_s = dict.fromkeys(sizes, 0.0), dict.fromkeys(sizes, 0.0)
         self._told = zero.copy()
         self._window_s = window_s
-        self._history: deque[tuple[float, Counts]] = deque([(now, Counts())])
+        self._history: deque[tuple[float, dict[str, Counts]]] = deque([(now, dict.fromkeys(sizes, Counts()))])
 
     def new_uses(self) -> Iterator[tuple[str, int]]:
         """Names that were used since this was asked last, and how often."""
@@ -40,11 +40,11 @@ class Counters:
     def remember(self, now: float) -> None:
         """Take a snapshot, if it is time, and forget those that are older than the window."""
         if self.is_time(now):
-            self._history.append((now, sum((self.of(name) for name in self._sizes), Counts())))
+            self._history.append((now, {name: self.of(name) for name in self._sizes}))
             while self._history[0][0] < now - self._window_s:
                 self._history.popleft()
 
-    def at_window_start(self, now: float) -> Counts:
+    def at_window_start(self, now: float) -> Mapping[str, Counts]:
         start = now - self._window_s
         return next((counts for at, counts in self._history if at >= start), self._history[-1][1])
 

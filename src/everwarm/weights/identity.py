@@ -2,28 +2,44 @@
 
 In: an open GGUF file. Out: a hexadecimal digest over the name, type, shape and bytes of every tensor. Reading it all
 takes a while, so the answer is remembered by device, inode, size, mtime and ctime of the files, in `weights-ids.json`
-in the home directory.
+in the home directory. In the same way `packs-as-written.json` remembers packs that are as they were written.
 """
 
 import hashlib
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from everwarm.weights.gguf import GGUFFile
 
-REMEMBERED = "weights-ids.json"
+REMEMBERED, PACKS = "weights-ids.json", "packs-as-written.json"
 _MOST = 1000  # entries; the oldest are forgotten
 
 
 def weights_id(file: GGUFFile, home: Path) -> str:
     """The id of the model's weights, from memory if its files are as they were."""
     key = "|".join(fingerprint(path) for path in file.parts)
-    known = _read(home)
+    known = _read(home / REMEMBERED)
     if key not in known:
         known[key] = digest(file)
-        _write(home, known)
+        _write(home / REMEMBERED, known)
     return known[key]
+
+
+def remember_pack(path: Path) -> None:
+    """This pack is as it was written."""
+    with suppress(OSError):  # just removed
+        _write(_packs(path), _read(_packs(path)) | {path.name: fingerprint(path)})
+
+
+def pack_was_touched(path: Path) -> bool:
+    """Whether something has happened to a pack since then; False if nothing is remembered of it."""
+    known = _read(_packs(path)).get(path.name)
+    try:
+        return known is not None and known != fingerprint(path)
+    except OSError:  # just removed
+        return True
 
 
 def digest(file: GGUFFile) -> str:
@@ -42,9 +58,13 @@ def fingerprint(path: Path) -> str:
     return f"{stat.st_dev}:{stat.st_ino}:{stat.st_size}:{stat.st_mtime_ns}:{stat.st_ctime_ns}"
 
 
-def _read(home: Path) -> dict[str, str]:
+def _packs(pack: Path) -> Path:
+    return pack.parent.parent / PACKS
+
+
+def _read(path: Path) -> dict[str, str]:
     try:
-        known = json.loads((home / REMEMBERED).read_text(encoding="utf-8"))
+        known = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):  # not there, or damaged: it is only a memory
         return {}
     if not isinstance(known, dict) or not all(isinstance(value, str) for value in known.values()):
@@ -52,12 +72,12 @@ def _read(home: Path) -> dict[str, str]:
     return known
 
 
-def _write(home: Path, known: dict[str, str]) -> None:
+def _write(path: Path, known: dict[str, str]) -> None:
     entries = list(known.items())[-_MOST:]
-    temporary = home / f".{REMEMBERED}.{os.getpid()}"
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        home.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_text(json.dumps(dict(entries), indent=1), encoding="utf-8")
-        temporary.replace(home / REMEMBERED)
+        temporary.replace(path)
     except OSError:  # it will be computed again
         temporary.unlink(missing_ok=True)

@@ -11,7 +11,7 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -116,19 +116,40 @@ def when_unused(array: npt.NDArray[Any], call: Callable[..., object], *arguments
     weakref.finalize(array, call, *arguments).atexit = False
 
 
-def available_bytes() -> int:
-    """Memory that this process could still take without swapping: the machine's, or what its control group leaves."""
-    lines = Path("/proc/meminfo").read_text().splitlines()
+def available_bytes(root: Path = Path("/")) -> int:
+    """Memory that this process could still take without swapping: the machine's, or what its control groups leave."""
+    lines = (root / "proc/meminfo").read_text().splitlines()
     found = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
-    for limit, used in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    ):
-        try:
-            found.append(max(0, int(Path(limit).read_text()) - int(Path(used).read_text())))
-        except (OSError, ValueError):  # no such group, or `max`: no limit
-            continue
+    for group in _control_groups(root):
+        for limit, used, cached in (
+            ("memory.max", "memory.current", ("inactive_file", "active_file")),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")),
+        ):
+            try:
+                free = int((group / limit).read_text()) - int((group / used).read_text())
+                stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+            except (OSError, ValueError):  # of the other version, or `max`: no limit
+                continue
+            found.append(max(0, free + sum(int(stat.get(name, 0)) for name in cached)))  # files' pages make room
     return min(found, default=8 << 30)
+
+
+def _control_groups(root: Path) -> Iterator[Path]:
+    """Directories of the groups that this process is in, from its own to the outermost."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        top = root / "sys/fs/cgroup" / ("memory" if controllers else "")
+        own = top / path.lstrip("/")
+        while own != top and top in own.parents:
+            yield own
+            own = own.parent
+        yield top
 
 
 def _pages(array: U8) -> tuple[int, int]:

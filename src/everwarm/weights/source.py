@@ -21,7 +21,7 @@ from everwarm.kernels.backend import F32, Backend, Weight
 from everwarm.kernels.native import NativeBackend
 from everwarm.weights.dequant import dequantize
 from everwarm.weights.gguf import GGUFFile, TensorInfo
-from everwarm.weights.identity import weights_id
+from everwarm.weights.identity import remember_pack, weights_id
 from everwarm.weights.memory import U8, Buffers, root_of
 from everwarm.weights.pack import LAYOUT, Entry, Pack, write_pack
 
@@ -148,6 +148,7 @@ def packed_source(file: GGUFFile, backend: NativeBackend, home: Path, progress: 
         _log.warning("%s; building the pack again", error)
     try:
         _build(file, backend, path, weights, progress)
+        remember_pack(path)
         return PackSource(file, backend, _open(path, weights, file))
     except (OSError, PackError) as error:
         _log.warning("%s: the pack can't be kept, running from memory: %s", path, error)

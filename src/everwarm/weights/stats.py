@@ -66,3 +66,5 @@ class WeightStats(Counts):
     window_s: float = 0.0
     layers: Mapping[int, Counts] = field(default_factory=dict)
     by_tensor: Mapping[str, Counts] = field(default_factory=dict)
+    window_layers: Mapping[int, Counts] = field(default_factory=dict)
+    window_by_tensor: Mapping[str, Counts] = field(default_factory=dict)
