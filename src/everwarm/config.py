@@ -125,7 +125,7 @@ SETTINGS = {
             parse_size,
             None,
             "bytes that weights may take in memory, such as 8GiB or 75% of the model; the rest is streamed from disk "
-            "(default: all of it, or 80% of the memory that is available if it does not fit)",
+            "(default: all of it if that is at most 80% of the memory that is available, else what fits into 80%)",
         ),
         _choice(
             "weight_policy",

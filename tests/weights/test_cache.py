@@ -15,6 +15,7 @@ import pytest
 import everwarm
 from everwarm.config import Share
 from everwarm.errors import ConfigError, EverwarmError, RequestError
+from everwarm.weights import cache as cache_module
 from everwarm.weights.cache import WeightCache
 from everwarm.weights.memory import Buffers, root_of
 from everwarm.weights.place import ring_bytes
@@ -581,3 +582,18 @@ def test_bad_budgets_and_names_are_one_line(tmp_path: Path) -> None:
         assert "\n" not in str(refused.value)
     with everwarm.load(path) as llm, pytest.raises(EverwarmError, match=r"blk.0.attn_q.weight"):
         llm.weights.get("blk.0.attn_qq.weight")
+
+
+def test_without_a_budget_weights_and_what_is_on_its_way_take_four_fifths_of_the_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    total = sum(Memory().sizes.values())
+    for available, mapped in ((2 * total, True), (int(total / 0.8) + 1, True), (int(total / 0.8) - 10, False)):
+        monkeypatch.setattr(cache_module, "available_bytes", lambda available=available: available)
+        cache = WeightCache(Memory(), background=False)
+        assert cache.mapped == mapped
+        scan(cache)
+        assert cache.stats().peak_bytes <= max(0.8 * available, total if mapped else 0)
+        if not mapped:
+            assert cache.budget + cache.stats().ring_bytes <= 0.8 * available
+        cache.close()

@@ -27,7 +27,7 @@ from everwarm.weights.counters import Counters
 from everwarm.weights.kept import Kept, Pin, Problem
 from everwarm.weights.memory import U8, Buffers, InUse, available_bytes, lock_in_ram, touch
 from everwarm.weights.pack import checksum
-from everwarm.weights.place import largest_layer, place_of
+from everwarm.weights.place import largest_layer, place_of, ring_bytes, stages
 from everwarm.weights.ring import Flight, Ring
 from everwarm.weights.source import Source
 from everwarm.weights.stats import Counts, WeightStats
@@ -36,6 +36,7 @@ from everwarm.weights.tracker import AccessTracker, BusyClock
 _log = logging.getLogger(__name__)
 
 WINDOW_S = 60.0
+SHARE_OF_MEMORY = 0.8  # that weights take by themselves, with what is on its way; KV and activations need the rest
 AHEAD = 1  # layers to read ahead; what has to be built ahead would take the processor from the computation
 
 
@@ -70,12 +71,11 @@ class WeightCache:
         self._clock, self._window_s = BusyClock(clock), window_s
         self.tracker = AccessTracker(window_s, self._clock)
         self._counters = Counters(self._sizes, window_s, self._clock())
+        self._ahead = (AHEAD if source.reads else 0) if ahead is None else ahead
         self._kept = Kept(self._sizes, self._checked(budget), policy, self.tracker, self._counters.evictions)
         self._buffers, self._in_use = Buffers(), InUse()
-        if ahead is None:
-            ahead = AHEAD if source.reads else 0
         self._ring = Ring(
-            self._sizes, ahead, background, self._lock, self._kept, self._in_use,
+            self._sizes, self._ahead, background, self._lock, self._kept, self._in_use,
             lambda name: self._begin(name, ahead=True), self._read_ahead, self._counters.prefetch_wasted,
         )  # fmt: skip
         self._ready, self._hits = self._kept.ready, self._counters.hits  # all that a hit needs
@@ -340,8 +340,9 @@ class WeightCache:
     def _checked(self, budget: int | Share | None) -> int:
         """The budget in bytes; a ConfigError if no layer fits into it."""
         if budget is None:
-            available = available_bytes()
-            budget = self.total_bytes if self.total_bytes <= available else int(0.8 * available)
+            room = int(SHARE_OF_MEMORY * available_bytes())
+            streamed = [sum(self._sizes[name] for name in stage) for stage in stages(self._sizes)[0]]
+            budget = self.total_bytes if self.total_bytes <= room else room - ring_bytes(streamed, self._ahead)
         elif isinstance(budget, Share):
             budget = int(budget.fraction * self.total_bytes)
         least = largest_layer(self._sizes)
