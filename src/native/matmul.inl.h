@@ -397,13 +397,25 @@ void product_panels(const Product& product, int panel, const QuantRows& q, const
     float_rows<P>(*product.floats, panel, x + size_t(first) * product.floats->inputs, count, use_with(product.floats->outputs));
 }
 
+// A piece of work is some pairs of panels: small enough to share evenly. With few rows it is a piece of memory whose beginning comes
+// slowly, so small matrices are cut into fewer.
+constexpr size_t PIECE_BYTES = 256 << 10;
+inline int pairs_per_piece(Pool& pool, int pairs, int rows, size_t bytes) {
+  const size_t least = 2 * pool.threads(), most = 8 * pool.threads();
+  const size_t pieces = rows > PACKED_TILE || bytes / PIECE_BYTES > most ? most : bytes / PIECE_BYTES < least ? least : bytes / PIECE_BYTES;
+  return pairs / int(pieces) > 0 ? pairs / int(pieces) : 1;
+}
+
 void products(Pool& pool, const QuantRows* q, const float* x, int rows, int inputs, const Product* list, int count) {
   if (rows <= 0) return;
   const auto panels_of = [](const Product& p) { return p.quantised ? p.quantised->panels() : p.floats->panels(); };
   int pairs = 0;
-  for (int i = 0; i < count; i++) pairs += (panels_of(list[i]) + 1) / 2;
-  // A piece of work is some pairs of panels: small enough to share evenly, large enough to be worth claiming.
-  const int step = pairs / (pool.threads() * 8) > 0 ? pairs / (pool.threads() * 8) : 1;
+  size_t bytes = 0;
+  for (int i = 0; i < count; i++) {
+    pairs += (panels_of(list[i]) + 1) / 2;
+    bytes += list[i].quantised ? list[i].quantised->bytes() : list[i].floats->bytes();
+  }
+  const int step = pairs_per_piece(pool, pairs, rows, bytes);
   const int block = row_block(inputs);
   for (int first = 0; first < rows; first += block) {
     const int some = rows - first < block ? rows - first : block;
@@ -426,7 +438,7 @@ void products(Pool& pool, const QuantRows* q, const float* x, int rows, int inpu
 // activation(x Gate^T) * (x Up^T), quantised as it is computed: a pair of panels is one group of 32 of the next product's inputs.
 void gated(Pool& pool, const QuantRows& x, const Weight& gate, const Weight& up, Activation activation, const QuantOut& out) {
   const int pairs = gate.outputs / GROUP, groups = pairs;
-  const int step = pairs / (pool.threads() * 8) > 0 ? pairs / (pool.threads() * 8) : 1;
+  const int step = pairs_per_piece(pool, pairs, x.rows, gate.bytes() + up.bytes());
   const int block = row_block(x.inputs);
   for (int first = 0; first < x.rows; first += block) {
     const QuantRows some = rows_from(x, first, x.rows - first < block ? x.rows - first : block);

@@ -12,7 +12,7 @@ import numpy as np
 from everwarm.errors import CapacityError
 from everwarm.kernels.backend import U8, BlockMemory
 
-MOST_SPARE = 256 << 20
+MOST_SPARE = 512 << 20
 """Bytes of released memory that are kept for the next blocks: filling fresh memory takes twice as long or more."""
 
 
