@@ -365,6 +365,18 @@ def test_bodies_of_all_requests_together_are_bounded(
             assert ask(server, metadata={"much": "x" * 5000}).status_code == 200
 
 
+def test_a_body_that_is_not_called_json_is_refused_in_words(server: Running) -> None:
+    """As `curl -d` sends it; or a page that asks from a browser, of any origin."""
+    for kind in ("application/x-www-form-urlencoded", "text/plain"):
+        headers = {"Content-Type": kind}
+        refused = httpx.post(server.url + "/v1/chat/completions", content=json.dumps(HELLO), headers=headers)
+        assert refused.status_code == 415
+        assert "Content-Type: application/json" in refused.json()["error"]["message"]
+    twice = [("Content-Type", "application/json"), ("Content-Type", "text/plain")]
+    deep = "[" * 300 + "]" * 300
+    assert httpx.post(server.url + "/v1/chat/completions", content=deep, headers=twice).status_code == 400
+
+
 def test_tenants_can_not_push_each_other_aside(server: Running, keyed: Running) -> None:
     assert ask(server, everwarm={"priority": 5}).status_code == 200
     assert ask(keyed, "key-a", everwarm={"priority": -5}).status_code == 200

@@ -64,7 +64,8 @@ class Guard:
                 self._serving.check_queue()  # before the body is read
             if not STREAMED.fullmatch(path):
                 body = await self._read(Request(scope), receive, hold)
-                if body and _is_json(scope):
+                if body:
+                    _check_kind(scope)
                     _check(body)
                 receive = _again(body, receive)
             if path in QUEUED:
@@ -141,9 +142,13 @@ async def _refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) -
     await send({"type": "http.response.body", "body": b""})
 
 
-def _is_json(scope: Scope) -> bool:
+def _check_kind(scope: Scope) -> None:
+    """JSON must be called JSON: other kinds a page of any origin may send from a browser without being asked."""
     kind = Request(scope).headers.get("content-type", "").partition(";")[0].strip().lower()  # the first, as routes do
-    return not kind or kind == "application/json" or kind.endswith("+json")
+    if kind and kind != "application/json" and not kind.endswith("+json"):
+        raise ApiError(
+            415, f"the body is sent as {kind[:100]}: send JSON with the header Content-Type: application/json"
+        )
 
 
 def _check(body: bytes) -> None:
