@@ -30,7 +30,9 @@ def weights_id(file: GGUFFile, home: Path) -> str:
 def remember_pack(path: Path) -> None:
     """This pack is as it was written."""
     with suppress(OSError):  # just removed
-        _write(_packs(path), _read(_packs(path)) | {path.name: fingerprint(path)})
+        known, now = _read(_packs(path)), {path.name: fingerprint(path)}
+        if known | now != known:
+            _write(_packs(path), known | now)
 
 
 def pack_was_touched(path: Path) -> bool:
