@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -312,38 +313,41 @@ def test_keys_of_a_tenant_share_and_others_see_nothing(keyed: Running) -> None:
 # Limits ---------------------------------------------------------------------------------------------------------------
 
 
-def test_a_full_queue_is_429_with_retry_after(path: Path, tmp_path: Path) -> None:
-    with running(path, tmp_path, limits=Limits(most_queued=1)) as server:
-        holding, go = threading.Event(), threading.Event()
-        start = server.llm.engine.submit
+@contextmanager
+def busy(server: Running) -> Iterator[None]:
+    """A request runs, and does not end before this does."""
+    holding, go = threading.Event(), threading.Event()
+    start = server.llm.engine.submit
 
-        def wait(sequence: Any) -> None:
-            holding.set()
-            go.wait(10)
-            start(sequence)
+    def wait(sequence: Any) -> None:
+        holding.set()
+        go.wait(60)
+        start(sequence)
 
-        server.llm.engine.submit = wait  # type: ignore[method-assign]
-        thread = threading.Thread(target=ask, args=(server,))
-        thread.start()
-        holding.wait(10)
-        refused = ask(server)
+    server.llm.engine.submit = wait  # type: ignore[method-assign]
+    thread = threading.Thread(target=ask, args=(server,))
+    thread.start()
+    try:
+        assert holding.wait(60)
+        yield
+    finally:
         go.set()
         thread.join()
+
+
+def test_a_full_queue_is_429_with_retry_after(path: Path, tmp_path: Path) -> None:
+    with running(path, tmp_path, limits=Limits(most_queued=1)) as server, busy(server):
+        refused = ask(server)
     assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
     assert refused.json()["error"]["type"] == "rate_limit_error"
 
 
 def test_a_full_queue_is_told_before_the_body_is_read(path: Path, tmp_path: Path) -> None:
-    with running(path, tmp_path, limits=Limits(most_queued=1)) as server:
-        events = httpx.stream(
-            "POST", server.url + "/v1/chat/completions", json=HELLO | {"stream": True, "max_tokens": 400}, timeout=30
-        )
+    with running(path, tmp_path, limits=Limits(most_queued=1)) as server, busy(server):
         address = httpx.URL(server.url)
-        with events as first, socket.create_connection((address.host, address.port or 80), timeout=30) as second:
-            next(first.iter_bytes())
+        with socket.create_connection((address.host, address.port or 80), timeout=30) as second:
             second.sendall(b"POST /v1/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n")
-            answer = second.recv(65536)
-        assert answer.startswith(b"HTTP/1.1 429 ")
+            assert second.recv(65536).startswith(b"HTTP/1.1 429 ")
 
 
 def test_bodies_of_all_requests_together_are_bounded(
