@@ -229,8 +229,10 @@ LONG = {"messages": [{"role": "user", "content": "word " * 300}], "logit_bias": 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("after", [b'"content":', 0.02])
 def test_blocks_are_free_within_a_step_when_the_client_has_gone(
-    server: Running, stream: bool, after: bytes | float
+    server: Running, stream: bool, after: bytes | float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    forward = server.llm.model.forward
+    monkeypatch.setattr(server.llm.model, "forward", lambda spans: (time.sleep(0.005), forward(spans))[1])  # it lasts
     if isinstance(after, bytes) and not stream:
         after = 0.1
     before = server.llm.engine.cancel_waits.copy()
