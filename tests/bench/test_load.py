@@ -10,7 +10,6 @@ from everwarm.bench import load_client, load_report, load_server
 from everwarm.bench.load import Asked, Run, whole_context, write_script
 from everwarm.bench.load_client import Heard
 from everwarm.bench.load_server import ServerProcess
-from everwarm.cli.app import run
 from everwarm.errors import ConfigError
 from tiny import Tiny
 
@@ -27,17 +26,6 @@ def tiny(tmp_path: Path, home: Path) -> Path:
 def server(tiny: Path, home: Path) -> Iterator[ServerProcess]:
     with load_server.everwarm(tiny, home, {"warm": "on"}) as started:
         yield started
-
-
-@pytest.fixture
-def bench(capfd: pytest.CaptureFixture[str]) -> Call:
-    def call(*arguments: object) -> tuple[int, list[str], str]:
-        capfd.readouterr()
-        code = run(["bench", *map(str, arguments)])
-        captured = capfd.readouterr()
-        return code, captured.out.splitlines(), captured.err
-
-    return call
 
 
 @pytest.mark.slow

@@ -13,7 +13,6 @@ from everwarm.bench import ttft_disk, ttft_text
 from everwarm.bench.ttft import PeerRun, _check_answers
 from everwarm.bench.ttft_child import PAIRS, Measured, Setup, _check
 from everwarm.bench.ttft_report import exponent, summarise
-from everwarm.cli.app import run
 from everwarm.errors import StoreError
 from everwarm.kv.restore import READERS
 from everwarm.llm import load
@@ -27,17 +26,6 @@ def tiny(tmp_path: Path, home: Path) -> Path:
 
 
 Call = Callable[..., tuple[int, list[str], str]]
-
-
-@pytest.fixture
-def bench(capfd: pytest.CaptureFixture[str]) -> Call:
-    def call(*arguments: object) -> tuple[int, list[str], str]:
-        capfd.readouterr()
-        code = run(["bench", *map(str, arguments)])
-        captured = capfd.readouterr()
-        return code, captured.out.splitlines(), captured.err
-
-    return call
 
 
 @pytest.mark.slow
