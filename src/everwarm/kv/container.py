@@ -21,6 +21,7 @@ import numpy.typing as npt
 import xxhash
 
 from everwarm.errors import StoreError
+from everwarm.regular import open_regular
 
 ALIGNMENT = 4096
 _BEGIN = b'{"__metadata__":{"checksum":"'
@@ -134,7 +135,7 @@ def header_length(first: bytes, size: int) -> int:
 
 def read_header(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
     """What a file's header says; its checksum is not looked at. Raises StoreError, OSError."""
-    with path.open("rb") as file:
+    with open(open_regular(path), "rb") as file:
         first = file.read(8)
         return read_metadata(first + file.read(header_length(first, os.fstat(file.fileno()).st_size) - 8))
 

@@ -7,11 +7,14 @@ syncs the directory before relying on the new name.
 import os
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
 from everwarm.kv.container import Part
+from everwarm.regular import open_regular
 
 TEMPORARY = ".part"
+_numbers = count()  # two threads that replace the same file must not share a temporary one
 
 
 class Files:
@@ -62,7 +65,7 @@ def make_directories(files: Files, path: Path) -> None:
 
 def replace(files: Files, path: Path, parts: Sequence[Part]) -> None:
     """Put a whole file in place, or leave nothing behind and raise OSError."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{next(_numbers)}{TEMPORARY}")
     try:
         try:
             descriptor = files.create(temporary)
@@ -98,7 +101,7 @@ def _write_all(files: Files, descriptor: int, parts: list[memoryview]) -> None:
 
 def read_into(path: Path, parts: Sequence[memoryview]) -> int:
     """Fill the parts from the beginning of a file; the bytes that there were, at most what fits."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = open_regular(path)
     try:
         left, total = [memoryview(part).cast("B") for part in parts], 0
         while left:

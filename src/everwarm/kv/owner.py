@@ -9,6 +9,7 @@ import logging
 import os
 import secrets
 import sys
+import threading
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +20,7 @@ import xxhash
 from everwarm.errors import StoreError
 from everwarm.kv.container import VersionError
 from everwarm.kv.files import Files, replace
+from everwarm.regular import open_regular, read_regular
 
 _log = logging.getLogger(__name__)
 
@@ -35,7 +37,7 @@ class StoreLock:
 
     def __init__(self, root: Path) -> None:
         """Raises StoreError naming who holds it; OSError where no file can be made."""
-        self._descriptor = os.open(root / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._descriptor = open_regular(root / LOCK, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -47,26 +49,34 @@ class StoreLock:
             os.pwrite(self._descriptor, said, 0)
 
     def release(self) -> None:
-        os.ftruncate(self._descriptor, 0)
-        os.close(self._descriptor)
+        """Unlock, then close. A forked child shares the lock and would keep it if the descriptor were only closed."""
+        try:
+            with suppress(OSError):
+                os.ftruncate(self._descriptor, 0)
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        finally:
+            os.close(self._descriptor)
 
 
 def holder(root: Path) -> str:
     """Who the lock file names."""
     try:
-        said = json.loads((root / LOCK).read_text())
+        said = json.loads(read_regular(root / LOCK))
         return f"process {int(said['pid'])} ({str(said['command'])[:100]})"
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return "another process"
 
 
 class Tenants:
-    """A random salt for each tenant: equal prefixes of two tenants have nothing in common."""
+    """A random salt for each tenant: equal prefixes of two tenants have nothing in common. Safe to use from any thread:
+    `_lock` guards the salts and the file.
+    """
 
     def __init__(self, root: Path | None, files: Files, writing: bool, counters: Counter[str]) -> None:
         self._root = root if writing else None
         self._files = files
         self._counters = counters
+        self._lock = threading.Lock()
         self._salts: dict[str, bytes] = {}
         self._unsaved = False
         try:
@@ -85,23 +95,28 @@ class Tenants:
         self.salt(DEFAULT_TENANT)
 
     def salts(self) -> list[bytes]:
-        return list(self._salts.values())
+        with self._lock:
+            return list(self._salts.values())
 
     def salt(self, tenant: str) -> bytes:
         """Of an unknown tenant: made and, where that is allowed, kept. If that fails, the next call tries again."""
-        if tenant not in self._salts:
-            self._salts[tenant] = secrets.token_bytes(16)
-            self._unsaved = True
-        if self._unsaved and self._root is not None:
-            said = {name: salt.hex() for name, salt in self._salts.items()}
-            try:
-                replace(self._files, self._root / TENANTS, [sealed(said)])
-                self._files.sync_directory(self._root)
-                self._unsaved = False
-            except OSError as error:
-                self._counters["save_errors"] += 1
-                _log.warning("%s was not saved: %s", self._root / TENANTS, error)
-        return self._salts[tenant]
+        with self._lock:
+            if tenant not in self._salts:
+                self._salts[tenant] = secrets.token_bytes(16)
+                self._unsaved = True
+            if self._unsaved and self._root is not None:
+                self._save(self._root)
+            return self._salts[tenant]
+
+    def _save(self, root: Path) -> None:
+        said = {name: salt.hex() for name, salt in self._salts.items()}
+        try:
+            replace(self._files, root / TENANTS, [sealed(said)])
+            self._files.sync_directory(root)
+            self._unsaved = False
+        except OSError as error:
+            self._counters["save_errors"] += 1
+            _log.warning("%s was not saved: %s", root / TENANTS, error)
 
 
 def sealed(said: object) -> bytes:
@@ -112,7 +127,7 @@ def sealed(said: object) -> bytes:
 def unsealed(path: Path) -> Any:
     """What `sealed` wrote. Raises StoreError, VersionError, FileNotFoundError."""
     try:
-        file = json.loads(path.read_text())
+        file = json.loads(read_regular(path))
         if file["checksum"] != _checksum(file["version"], file["said"]):
             raise StoreError(f"{path}: checksum")
         if file["version"] != VERSION:
