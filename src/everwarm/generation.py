@@ -3,15 +3,19 @@
 It runs in the thread of whoever iterates; only sampling, detokenising and the search for stop strings happen on the
 engine's thread, so that a sequence ends with the very token that ended it. A listener is told of tokens there, too: no
 thread has to be woken for each.
+
+An iterator that is not read to its end may be closed by the garbage collector, on any thread and with any lock held. So
+closing it only says so to the engine; turn and memory are given back where the sequence ends.
 """
 
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from everwarm.engine.admission import Room
+from everwarm.engine.engine import Engine
 from everwarm.engine.prefill import check_prompt
 from everwarm.engine.sampler import Choice, Mask, Sampler
 from everwarm.engine.sampling import Sampling
@@ -80,6 +84,7 @@ class Generation:
         self._asked = asked
         self._cancelled = Cancellation()
         self._sequence: Sequence | None = None
+        self._engine: Engine | None = None  # once the sequence was submitted
         self._happened: SimpleQueue[Event | _Over] = SimpleQueue()
         self.receipt: Receipt | None = None  # once the prefix was looked up
         self._ids: list[int] | None = None  # of the prompt, once it is tokenised
@@ -87,12 +92,14 @@ class Generation:
         self._answer: list[int] = []
         self._text: list[str] = []
         self._listener: Callable[[Event], None] = self._happened.put
+        self._ended = False  # the engine has let go of the sequence
+        self._abandoned: list[ExitStack] = []  # what an iterator that was closed early has left to be given back
 
     def cancel(self) -> None:
         """The iterator raises CancelledError, soon; memory is free at the next step of the engine."""
         self._cancelled.set()
-        if self._sequence is not None:
-            self._llm.engine.cancel(self._sequence)
+        if self._sequence is not None and self._engine is not None:
+            self._engine.cancel(self._sequence)
 
     def another_choice_of(self, first: "Generation") -> "Generation":
         """Have it go on from the very tokens of `first`, which has begun: those depend on what its agent remembers."""
@@ -112,29 +119,56 @@ class Generation:
         check_prompt(llm.model, ids, self._asked.context)
         exact = llm.backend.exact
         receipt = self.receipt = Receipt("", prompt_tokens=len(ids), reason="nothing was looked up", exact=exact)
-        with llm.room(len(ids), self._asked.priority, self._cancelled) as room, llm.new_turn() as turn:
-            yield from self._compute(turn, room, ids)
+        with self._held() as held:
+            room = held.enter_context(llm.room(len(ids), self._asked.priority, self._cancelled))
+            yield from self._compute(held.enter_context(llm.new_turn()), room, ids)
         yield End(receipt)
 
     def _turn(self) -> Iterator[Event | End]:
         llm, asked = self._llm, self._asked
         store = llm.agents
-        with store.open_turn(asked.agent, llm.config.context, asked.tenant, self._cancelled, asked.group) as turn:
+        with self._held() as held:
+            turn = held.enter_context(
+                store.open_turn(asked.agent, llm.config.context, asked.tenant, self._cancelled, asked.group)
+            )
             prompt = self._tokenise(turn)
             self._ids = prompt.ids
             check_prompt(llm.model, prompt.ids, asked.context)
             # Memory is free before someone else is let in for it.
-            with llm.room(len(prompt.ids), asked.priority, self._cancelled) as room, closing(turn.kv):
-                receipt = self.receipt = turn.acquire(prompt.ids, prompt.diverged_at_char)
-                with closing(self._compute(turn, room, prompt.ids)) as events:
-                    yield from events
-                answer = {"role": "assistant", "content": "".join(self._text)}
-                said = None if asked.messages is None else (*asked.messages, answer)
-                spelt = answer_runs(llm.tokenizer, self._answer, continuing=prompt.ids[-1] not in llm.control_ids)
-                if asked.keep:
-                    runs = prompt.runs or (Run(llm.tokenizer.decode(prompt.ids, special=True), False, len(prompt.ids)),)
-                    turn.commit((*runs, *spelt), said)
+            room = held.enter_context(llm.room(len(prompt.ids), asked.priority, self._cancelled))
+            held.enter_context(closing(turn.kv))
+            receipt = self.receipt = turn.acquire(prompt.ids, prompt.diverged_at_char)
+            yield from self._compute(turn, room, prompt.ids)
+            answer = {"role": "assistant", "content": "".join(self._text)}
+            said = None if asked.messages is None else (*asked.messages, answer)
+            spelt = answer_runs(llm.tokenizer, self._answer, continuing=prompt.ids[-1] not in llm.control_ids)
+            if asked.keep:
+                runs = prompt.runs or (Run(llm.tokenizer.decode(prompt.ids, special=True), False, len(prompt.ids)),)
+                turn.commit((*runs, *spelt), said)
         yield End(receipt)
+
+    @contextmanager
+    def _held(self) -> Iterator[ExitStack]:
+        """What has to be given back at the end; by the engine if the iterator is closed before."""
+        held = ExitStack()
+        try:
+            yield held
+        except GeneratorExit:
+            self._abandoned.append(held)
+            assert self._engine is not None
+            self._engine.call_soon(self._give_back)
+            raise
+        except BaseException:
+            held.close()
+            raise
+        held.close()
+
+    def _give_back(self) -> None:
+        """The iterator was closed early. On the engine's thread, or where the sequence has ended."""
+        self.cancel()
+        if self._ended:
+            with suppress(IndexError):  # once
+                self._abandoned.pop().close()
 
     def _tokenise(self, turn: Turn) -> Prompt:
         """Now that the agent's turn is owned: what it has computed keeps its token ids."""
@@ -152,29 +186,30 @@ class Generation:
         llm = self._llm
         sampler = Sampler(self._asked.sampling, ids, llm.config.vocab_size, self._asked.mask)
         tell = self._teller(ids)
-        sequence = Sequence(turn, room, list(ids), sampler, tell, lambda error: self._happened.put(_Over(error)))
-        self._sequence = sequence
+        sequence = self._sequence = Sequence(turn, room, list(ids), sampler, tell, self._end)
+        engine = self._engine = llm.engine
         if self._cancelled.is_set():
             raise CancelledError("cancelled")
-        llm.engine.submit(sequence)
+        engine.submit(sequence)
         over = None
-        try:
-            while over is None:
-                happened = self._happened.get()
-                if isinstance(happened, _Over):
-                    over = happened
-                else:
-                    yield happened
-        finally:
-            if over is None:  # whoever listened has gone
-                self.cancel()
-                while not isinstance(self._happened.get(), _Over):
-                    pass
-            llm.finished(sampler)
+        while over is None:
+            happened = self._happened.get()
+            if isinstance(happened, _Over):
+                over = happened
+            else:
+                yield happened
+        llm.finished(sampler)
         if over.error is not None:
             raise over.error
         if self._cancelled.is_set():
             raise CancelledError("cancelled")
+
+    def _end(self, error: BaseException | None) -> None:
+        """The engine has let go of the sequence."""
+        self._ended = True
+        self._happened.put(_Over(error))
+        if self._abandoned:
+            self._give_back()
 
     def _teller(self, ids: list[int]) -> Callable[[Choice], bool]:
         """What becomes of a token: text, unless it ends the answer."""

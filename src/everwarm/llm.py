@@ -4,6 +4,8 @@ In: text, messages or token ids. Out: events with tokens and complete characters
 caches) is behind it.
 """
 
+import _thread
+import atexit
 import logging
 import operator
 import threading
@@ -199,7 +201,7 @@ class LLM:
         if self._engine is not None:
             self._engine.close()
         if self._agents is not None:
-            self._agents.close()
+            _close(self._agents)
         if self._check is not None:
             self._check.join()
         self.weights.close()
@@ -253,7 +255,10 @@ class LLM:
                 raise RequestError("the model is closed: load it again")
             if self._agents is None:
                 self._agents = self._open_agents()
-                weakref.finalize(self, self._agents.close)  # at the latest when the process ends
+                atexit.register(self._agents.close)  # at the latest when the process ends
+                # Not on this thread: the garbage collector may run on the writer's own, or on one that holds a lock.
+                forgotten = weakref.finalize(self, _thread.start_new_thread, _close, (self._agents,))
+                forgotten.atexit = False
             return self._agents
 
     def _open_agents(self) -> AgentStore:
@@ -530,6 +535,11 @@ class LLM:
         for token in ids:
             if not 0 <= token < self.config.vocab_size:
                 raise RequestError(f"token {token} is not in the vocabulary of {self.config.vocab_size:,}")
+
+
+def _close(agents: AgentStore) -> None:
+    atexit.unregister(agents.close)
+    agents.close()
 
 
 def _bytes(size: object, whole: Callable[[], int]) -> int:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from queue import Empty, SimpleQueue
 
 import numpy as np
 import numpy.typing as npt
@@ -39,8 +40,9 @@ class Engine:
         self._model = model
         self._scheduler = scheduler or Scheduler()
         self._on_preempted = on_preempted
-        self._changed = threading.Condition()
-        self._arrived: list[Sequence] = []
+        # A simple queue can be put into from anywhere: also by the garbage collector, on a thread that holds a lock.
+        self._inbox: SimpleQueue[Sequence | Callable[[], None] | None] = SimpleQueue()  # None: close
+        self._lock = threading.Lock()  # of starting and closing
         self._running: list[Sequence] = []
         self._closed = False
         self._thread: threading.Thread | None = None
@@ -50,28 +52,31 @@ class Engine:
 
     def submit(self, sequence: Sequence) -> None:
         """It joins at the next step."""
-        with self._changed:
+        with self._lock:
             if self._closed:
                 raise RuntimeError("the engine is closed")
-            self._arrived.append(sequence)
+            self._inbox.put(sequence)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._loop, name="everwarm-engine", daemon=True)
                 self._thread.start()
-            self._changed.notify()
 
     def cancel(self, sequence: Sequence) -> None:
         """It leaves before the next step; `on_end` tells when it has."""
-        with self._changed:
-            if not sequence.cancelled:
-                sequence.cancelled_at = self.steps
-                sequence.cancelled = True
-            self._changed.notify()
+        if not sequence.cancelled:
+            sequence.cancelled_at = self.steps
+            sequence.cancelled = True
+
+    def call_soon(self, function: Callable[[], None]) -> None:
+        """Have a quick function called on the engine's thread between two steps. Takes no lock: the garbage collector
+        may call it at any moment.
+        """
+        self._inbox.put(function)
 
     def close(self) -> None:
         """End all sequences, then the thread."""
-        with self._changed:
+        with self._lock:
             self._closed = True
-            self._changed.notify()
+            self._inbox.put(None)
             thread = self._thread
         if thread is not None:
             thread.join()
@@ -94,21 +99,37 @@ class Engine:
 
     def _admit(self) -> bool:
         """Take in who has arrived, let go of who was cancelled; waits if there is nothing to do. False at the end."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._running or self._arrived or self._closed)
-            # Whoever comes has had as much as the one that has had least: a stream of newcomers can't starve it.
-            least = min((one.computed for one in self._running if one.pending > 1), default=0)
-            for sequence in self._arrived:
-                sequence.computed = max(sequence.computed, least)
-            self._running += self._arrived
-            self._arrived.clear()
-            closed = self._closed
+        arrived, closed = self._read_inbox()
+        # Whoever comes has had as much as the one that has had least: a stream of newcomers can't starve it.
+        least = min((one.computed for one in self._running if one.pending > 1), default=0)
+        for sequence in arrived:
+            sequence.computed = max(sequence.computed, least)
+        self._running += arrived
         for sequence in list(self._running):
             if closed:
                 self._end(sequence, CancelledError("the model was closed"))
             elif sequence.cancelled:
                 self._end(sequence, None)
         return not closed
+
+    def _read_inbox(self) -> tuple[list[Sequence], bool]:
+        """Sequences that have arrived, and whether we are to close; what else was asked for is done."""
+        arrived: list[Sequence] = []
+        closed = False
+        while True:
+            try:
+                message = self._inbox.get(block=not (self._running or arrived or closed))
+            except Empty:
+                return arrived, closed
+            if message is None:
+                closed = True
+            elif isinstance(message, Sequence):
+                arrived.append(message)
+            else:
+                try:
+                    message()
+                except Exception:
+                    _log.exception("a function that was called between two steps failed")
 
     def _schedule(self) -> list[Part]:
         """The rows of this step, with memory for each; whoever came last makes room."""
