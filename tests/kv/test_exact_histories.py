@@ -19,6 +19,7 @@ from everwarm.engine.sampler import Choice, Sampler
 from everwarm.kv.receipt import Receipt
 from everwarm.llm import LLM, End, Event
 from tiny import Tiny
+from waiting_until import wait_until
 
 BLOCK = 64
 SHAPES = {
@@ -199,6 +200,7 @@ def between(talk: Talk, agent: str, draw: random.Random) -> None:
             stream = talk.llm.stream(tokens=[*talk.history(agent), 1, 2, 3], agent=agent, max_tokens=9, ignore_eos=True)
             next(stream)
             stream.close()  # type: ignore[attr-defined]
+            wait_until(lambda: not talk.llm.engine.running)
         case "replace":
             store.fork(agent, "copy")
             store.delete(agent)

@@ -258,7 +258,7 @@ def _files(llm: LLM, names: list[str]) -> list[Path]:
     assert store.disk is not None
     agents = [store.find(name) for name in names]
     blocks = [store.disk.block_path(node.key) for agent in agents for node in agent.chain()]
-    return blocks + [store.disk._manifest_path(agent.tenant, agent.name) for agent in agents]
+    return blocks + [store.disk.manifest_path(agent.tenant, agent.name) for agent in agents]
 
 
 def _writer_cpu() -> float:

@@ -30,6 +30,7 @@ class Agent:
     manifest_bytes: int = 0
     text_digest: str = ""
     unsaved: Manifest | None = None  # not on disk, or newer than what is there
+    unreadable: str = ""  # why its manifest on disk can't be read: set aside before the next one takes its place
     superseded: list[Node] = field(default_factory=list)  # its manifest on disk may still need them
     turn: Line[None] = field(default_factory=lambda: Line(_one_at_a_time))
     waiting: int = 0  # turns that are open or wait

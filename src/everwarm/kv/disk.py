@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from dataclasses import replace as replace_fields
+from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,12 +26,13 @@ import numpy as np
 
 from everwarm.errors import StoreError
 from everwarm.kv import container
-from everwarm.kv.chain import Key, child_key, token_list
+from everwarm.kv.chain import Key, child_key, root_key, token_bytes, token_list
 from everwarm.kv.container import Array
 from everwarm.kv.files import TEMPORARY, Files, read_into, replace
 from everwarm.kv.layout import Group, Layout
 from everwarm.kv.manifest import Manifest, decode, encode, file_name
 from everwarm.kv.owner import QUARANTINE, sealed, unsealed
+from everwarm.regular import read_regular
 
 _log = logging.getLogger(__name__)
 
@@ -117,8 +120,11 @@ class BlockStore(Protocol):
     def manifests(self) -> Iterator[tuple[Manifest | StoreError, Path, int]]:
         """Every manifest, without its text, or what is wrong with it; its path and size."""
 
-    def quarantine(self, path: Path) -> int:
-        """Move a file out of the way; its bytes, 0 if it could not be moved."""
+    def manifest_bytes(self, tenant: str, name: str) -> int:
+        """Bytes of an agent's manifest; 0 if there is none."""
+
+    def quarantine(self, path: Path) -> tuple[Path | None, int]:
+        """Move a file out of the way; where to (None if it could not be moved), and its bytes."""
 
 
 class DirectoryStore:
@@ -179,11 +185,11 @@ class DirectoryStore:
 
     def get(self, name: BlockName, buffers: Sequence[Array]) -> float:
         header = bytearray(container.ALIGNMENT)
-        count = read_into(self.block_path(name.key), [memoryview(header), *(part.data for part in buffers)])
+        size = read_into(self.block_path(name.key), [memoryview(header), *(part.data for part in buffers)])
         started = time.perf_counter()
-        if count != self._size:
+        if size != self._size:
             self.check_version(name.key)
-            raise CorruptError(f"truncated: {count:,} bytes of {self._size:,}")
+            raise CorruptError(f"truncated: {size:,} bytes of {self._size:,}")
         blank, digits = container.split_checksum(bytes(header))
         if blank != self._header(name):
             self.check_version(name.key)
@@ -195,14 +201,13 @@ class DirectoryStore:
     def blocks(self) -> Iterator[tuple[Key, int]]:
         for entry in _entries(self._blocks):
             try:
-                yield Key(bytes.fromhex(entry.name.removesuffix(SUFFIX))), entry.stat().st_size
+                yield Key(bytes.fromhex(entry.name.removesuffix(SUFFIX))), entry.stat(follow_symlinks=False).st_size
             except (ValueError, OSError):  # not ours, or just deleted
                 continue
 
     def describe(self, key: Key) -> BlockName:
         header = bytearray(container.ALIGNMENT)
-        count = read_into(self.block_path(key), [memoryview(header)])
-        if count < len(header):
+        if read_into(self.block_path(key), [memoryview(header)]) < len(header):
             raise CorruptError("truncated")
         try:
             said, _ = container.read_metadata(bytes(header))
@@ -227,25 +232,42 @@ class DirectoryStore:
     def commit(self, manifest: Manifest, admit: Callable[[int], None]) -> int:
         parts = encode(manifest)
         admit(sum(len(part) for part in parts))
-        replace(self.files, self._manifest_path(manifest.tenant, manifest.name), parts)
+        replace(self.files, self.manifest_path(manifest.tenant, manifest.name), parts)
         self.files.sync_directory(self._manifests)
         return sum(len(part) for part in parts)
 
     def load(self, tenant: str, name: str) -> Manifest:
-        manifest = decode(self._manifest_path(tenant, name).read_bytes())
+        manifest = decode(read_regular(self.manifest_path(tenant, name)))
         if (manifest.tenant, manifest.name) != (tenant, name):
             raise CorruptError("of another agent")
-        return manifest
+        return self._covered(manifest)
+
+    def _covered(self, manifest: Manifest) -> Manifest:
+        """The manifest with those of its blocks, from the beginning on, that bear the names of its tokens."""
+        size = 4 * self.ids.layout.block_tokens
+        tokens = token_bytes(manifest.tokens)[: 4 * manifest.kv_tokens]
+        ids = self.ids
+        parent = root_key(bytes.fromhex(manifest.salt), ids.layout.digest, ids.weights_id, ids.numerics_id)
+        sound = 0
+        for key in manifest.blocks:
+            part = tokens[sound * size : (sound + 1) * size]
+            parent = child_key(parent, part)
+            if parent != key or not part:
+                break
+            sound += 1
+        return replace_fields(
+            manifest, blocks=manifest.blocks[:sound], kv_tokens=min(manifest.kv_tokens, sound * size // 4)
+        )
 
     def remove(self, tenant: str, name: str) -> None:
-        self._unlink(self._manifest_path(tenant, name))
+        self._unlink(self.manifest_path(tenant, name))
         self.files.sync_directory(self._manifests)
 
     def manifests(self) -> Iterator[tuple[Manifest | StoreError, Path, int]]:
         for entry in _entries(self._manifests):
             path = Path(entry.path)
             try:
-                data = path.read_bytes()
+                data = read_regular(path)
             except FileNotFoundError:  # just deleted
                 continue
             except OSError as error:
@@ -256,16 +278,25 @@ class DirectoryStore:
             except StoreError as error:
                 yield error, path, len(data)
 
-    def quarantine(self, path: Path) -> int:
+    def manifest_bytes(self, tenant: str, name: str) -> int:
+        try:
+            return self.manifest_path(tenant, name).stat(follow_symlinks=False).st_size
+        except OSError:
+            return 0
+
+    def quarantine(self, path: Path) -> tuple[Path | None, int]:
         """Out of the way, not away: someone may want to look at it."""
         directory = self.root / QUARANTINE
+        name = f"{self.ids.directory}.{path.parent.name}.{path.name}"
         try:
-            size = path.stat().st_size
+            size = path.stat(follow_symlinks=False).st_size
             self.files.make_directory(directory)
-            self.files.rename(path, directory / f"{self.ids.directory}.{path.parent.name}.{path.name}")
-            return size
+            taken = (directory / (f"{name}.{number}" if number else name) for number in count())
+            moved = next(place for place in taken if not os.path.lexists(place))
+            self.files.rename(path, moved)
+            return moved, size
         except OSError:  # read-only, or gone: then it is only not used
-            return 0
+            return None, 0
 
     def _checked(self, manifest: Manifest, path: Path) -> Manifest:
         if path.name != file_name(manifest.tenant, manifest.name):
@@ -315,7 +346,7 @@ class DirectoryStore:
     def block_path(self, key: Key) -> Path:
         return self._blocks / (key.hex() + SUFFIX)
 
-    def _manifest_path(self, tenant: str, name: str) -> Path:
+    def manifest_path(self, tenant: str, name: str) -> Path:
         return self._manifests / file_name(tenant, name)
 
     def _unlink(self, path: Path) -> None:

@@ -415,7 +415,7 @@ class _Import:
         """What is known already was computed here: it stays."""
         store = self._store
         with store.lock:
-            if node.on_disk:
+            if node.safe:
                 return
             known = None if node.block is None else store.pool.hold(node.block)
         try:
@@ -457,8 +457,7 @@ class _Import:
     def _undo(self) -> None:
         store = self._store
         assert store.disk is not None
-        with suppress(OSError):
-            store.disk.remove(self._agent.tenant, self._agent.name)
+        store.warm.withdraw(self._agent)
         with store.lock:
             alone = [node for node in reversed(self._written) if not node.owned]
         store.warm.delete(alone)

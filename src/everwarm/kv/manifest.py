@@ -167,8 +167,10 @@ def decode(file: bytes, with_text: bool = True) -> Manifest:
         )
     except (KeyError, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise StoreError(f"a field can't be read: {error!r}") from None
-    if not 0 <= manifest.kv_tokens <= len(manifest.tokens) or min((run.tokens for run in manifest.runs), default=0) < 0:
-        raise StoreError("counts of tokens that can't be")
+    if not 0 <= manifest.kv_tokens <= len(manifest.tokens):
+        manifest = replace(manifest, kv_tokens=0, blocks=())  # its KV can't be used; what was said can
+    if min((run.tokens for run in manifest.runs), default=0) < 0:
+        raise StoreError("invalid text: a part of it has fewer than 0 tokens")
     if with_text and sum(run.tokens for run in manifest.runs) != len(manifest.tokens):
         raise StoreError("the text does not belong to the tokens")
     return manifest

@@ -1,9 +1,11 @@
 """Bringing blocks back from disk into the pool, several at a time, each verified before its first use.
 
 Reading is not always the shorter way: a few tokens on a slow disk are sooner computed again. Both speeds are measured
-as they occur.
+as they occur. Only reading counts as reading, not the wait for memory before it; and each time reading is refused, its
+estimate shrinks, so that a disk that was busy once is tried again.
 """
 
+import errno
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING
@@ -22,6 +24,14 @@ READERS = 2
 _executor: ThreadPoolExecutor | None = None
 
 
+FORGET = 0.8
+"""What is left of the estimate of reading after a refusal: a disk ten times too slow is tried every eleventh time."""
+MOST_JUMP = 4.0
+"""A measurement counts as at most so many times the estimate: one hiccup is not the disk's speed."""
+PASSING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
+"""Errors that say nothing about the file."""
+
+
 class Speed:
     """Seconds per unit, as measured: a mean in which the latest counts a quarter."""
 
@@ -31,7 +41,15 @@ class Speed:
     def measured(self, units: float, seconds: float) -> None:
         if units > 0:
             each = seconds / units
-            self.seconds = each if self.seconds is None else 0.75 * self.seconds + 0.25 * each
+            if self.seconds is None:
+                self.seconds = each
+            else:
+                self.seconds = 0.75 * self.seconds + 0.25 * min(each, MOST_JUMP * self.seconds)
+
+    def doubt(self) -> None:
+        """It was relied on without being measured again."""
+        if self.seconds is not None:
+            self.seconds *= FORGET
 
 
 def restore(
@@ -45,17 +63,20 @@ def restore(
         held = {i: store.pool.hold(node.block) for i, node in enumerate(nodes) if node.block is not None}
     missing = [i for i in range(len(nodes)) if i not in held]
     usable, why = len(nodes), ""
-    if missing and not always and not _worth_it(store, len(missing)):
+    if missing and not always and not _worth_it(store, len(missing), len(nodes) - missing[0]):
         usable, why = missing[0], "computing is faster than reading"
         missing = []
     read: list[int] = []
+    reading_s = 0.0
     try:
         if missing:
             try:
                 read = store.pool.allocate_many(len(missing), clear=False)
             except CapacityError as full:
                 usable, why, missing = missing[0], str(full), []
+        reading = time.perf_counter()
         failures = _read_all(store, [(nodes[i], block) for i, block in zip(missing, read, strict=True)], receipt)
+        reading_s = time.perf_counter() - reading
     except BaseException:
         store.pool.drop([*held.values(), *read])
         raise
@@ -76,7 +97,7 @@ def restore(
     if done:
         receipt.restored_blocks, receipt.restored_bytes = done, done * store.pool.block_bytes
         receipt.restore_s = spent
-        store.read_speed.measured(done, spent)
+        store.read_speed.measured(done, reading_s)
         store.counters["restored_blocks"] += done
         store.counters["restored_bytes"] += receipt.restored_bytes
         store.seconds["restore"] += spent
@@ -84,11 +105,15 @@ def restore(
     return usable, why
 
 
-def _worth_it(store: "AgentStore", blocks: int) -> bool:
+def _worth_it(store: "AgentStore", missing: int, from_gap: int) -> bool:
+    """Whether reading the missing blocks is faster than computing all blocks from the first missing one on."""
     read, compute = store.read_speed.seconds, store.compute_speed.seconds
     if store.restore == "always" or read is None or compute is None:
         return True
-    return blocks * read <= blocks * store.pool.block_tokens * compute
+    if missing * read <= from_gap * store.pool.block_tokens * compute:
+        return True
+    store.read_speed.doubt()
+    return False
 
 
 def _read_all(store: "AgentStore", wanted: list[tuple[Node, int]], receipt: Receipt) -> list[str | None]:
@@ -106,14 +131,15 @@ def _read_all(store: "AgentStore", wanted: list[tuple[Node, int]], receipt: Rece
         except FileNotFoundError:
             return _lost(store, node, node.lost or "its file is gone")
         except CorruptError as error:
-            store.warm.quarantine(store.disk.block_path(node.key), str(error))
-            return _lost(store, node, str(error))
+            moved = store.warm.quarantine(store.disk.block_path(node.key), str(error))
+            return _lost(store, node, str(error), file_stays=not moved)
         except VersionError as error:
             store.warm.left_alone(store.disk.block_path(node.key), f"is of {error}")
-            return _lost(store, node, str(error))
+            return _lost(store, node, str(error), file_stays=True)
         except OSError as error:
             store.counters["read_errors"] += 1
-            return _lost(store, node, str(error))
+            why = error.strerror or str(error)
+            return why if error.errno in PASSING else _lost(store, node, why, file_stays=True)
         return None
 
     failures: list[str | None] = [None] * len(wanted)
@@ -135,11 +161,13 @@ def _read_all(store: "AgentStore", wanted: list[tuple[Node, int]], receipt: Rece
     return failures
 
 
-def _lost(store: "AgentStore", node: Node, why: str) -> str:
+def _lost(store: "AgentStore", node: Node, why: str, *, file_stays: bool = False) -> str:
+    """The block has to be computed again. What stays of its file counts, and is replaced or deleted later."""
     with store.lock:
         if node.on_disk:
-            node.on_disk, node.lost = False, why
-            store.warm.forgotten(node)
+            store.warm.gone(node, why, file_stays=file_stays)
+            if file_stays:
+                store.warm.garbage.add(node.key)
     return why
 
 

@@ -13,7 +13,7 @@ nothing can be written. `lock` guards the tree, the counts and the agents; no fi
 import logging
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
@@ -31,10 +31,11 @@ from everwarm.kv.others import elsewhere
 from everwarm.kv.owner import DEFAULT_TENANT, StoreLock, Tenants
 from everwarm.kv.pool import BlockPool
 from everwarm.kv.receipt import Receipt
-from everwarm.kv.recency import Recency
+from everwarm.kv.recency import Recency, rank_on_disk
 from everwarm.kv.restore import Speed
 from everwarm.kv.tree import NODE_BYTES, Node, Tree
 from everwarm.kv.turn import History, Turn
+from everwarm.kv.unsaved import Unsaved
 from everwarm.kv.warm import WarmTier, alone_with
 from everwarm.kv.writer import Writer
 from everwarm.waiting import Cancellation
@@ -82,7 +83,9 @@ class AgentStore:
         self.by_text: dict[tuple[str, str, str], Agent] = {}  # branches, by tenant, group and digest of text
         self.counters: Counter[str] = Counter()
         self.seconds: defaultdict[str, float] = defaultdict(float)
-        self.hot = Recency()
+        self.hot = Recency(self._rank_in_memory)
+        self.unnamed: OrderedDict[int, Agent] = OrderedDict()  # conversations without a name, the longest unused first
+        self.unsaved = Unsaved()
         self._most_age_s, self._looked_for_old = most_age_s, clock()
         self.read_speed, self.compute_speed = Speed(), Speed()  # seconds per block; per token
         # What waits to be written can't be dropped from memory, so it must not fill it.
@@ -226,7 +229,9 @@ class AgentStore:
         except (OSError, StoreError) as error:
             self.counters["corrupt"] += 1
             _log.error("agent %s: its manifest can't be read: %s", agent.name, error)
-            return History(lost=f"manifest: {error}")
+            why = (error.strerror if isinstance(error, OSError) else None) or str(error)
+            agent.unreadable = "" if isinstance(error, FileNotFoundError) else why
+            return History(lost=f"manifest: {why}")
 
     def count_lookup(self, receipt: Receipt) -> None:
         self.counters[f"lookups_{receipt.tier}"] += 1
@@ -279,12 +284,16 @@ class AgentStore:
 
     # Blocks -----------------------------------------------------------------------------------------------------------
 
-    def seal(self, parent: Node, tokens: bytes, block: int) -> tuple[Node, int]:
+    def seal(self, parent: Node, tokens: bytes, block: int) -> tuple[Node, int] | None:
         """Make a block known that will not be written any more. Returns its node and the block to use from now on: if
-        the same was computed before, that one.
+        the same was computed before, that one. None if the block belongs to another node, of which these tokens are
+        only the beginning: two nodes never share a block.
         """
         with self.lock:
             node = self.tree.child(parent, tokens)
+            if node.block is None and self.pool.owners(block) > 1:
+                self.tree.forget(node)
+                return None
             node.lost = ""
             if node.block is None:
                 node.block = self.pool.hold(block)
@@ -297,7 +306,7 @@ class AgentStore:
     def save_block(self, node: Node, wait: bool = True) -> None:
         """Have a block written. If the writer is far behind: wait, or leave it to the commit."""
         with self.lock:
-            if self.read_only or node.on_disk or node.writing or node.block is None:
+            if self.read_only or node.safe or node.writing or node.block is None:
                 return
             node.writing = True
             block = self.pool.hold(node.block)
@@ -314,23 +323,36 @@ class AgentStore:
         """Let go of so many blocks that no sequence uses and that can come back from disk. If no others are on their
         way there: those of pinned agents; and last, because saving has failed, what can only be computed again.
         """
-        ways = ((False, False),) if self.writer.busy else ((False, False), (True, False), (False, True))
         with self.lock:
-            for pinned, forced in ways:
-                for node in self.hot.oldest_first():
-                    if blocks <= 0:
-                        return
-                    if (node.on_disk if pinned else not node.pinned) and self.cool(node, forced):
-                        blocks -= 1
-                        self.counters["hot_evictions"] += 1
+            for rank in (0, 1) if self.writer.busy else (0, 1, 2):
+                blocks -= self._cool_oldest(rank, blocks, forced=False)
+            for rank in () if self.writer.busy else (0, 3, 4):
+                blocks -= self._cool_oldest(rank, blocks, forced=True)
 
-    def cool(self, node: Node, forced: bool = False) -> bool:
-        """Drop a block from memory if nobody computes with it or writes it, and it can come back or nobody wants it."""
+    def _cool_oldest(self, rank: int, blocks: int, *, forced: bool) -> int:
+        nodes = self.hot.oldest(rank, blocks, lambda node: not self._may_cool(node, forced)) if blocks > 0 else []
+        cooled = sum(self.cool(node, forced) for node in nodes)
+        self.counters["hot_evictions"] += cooled
+        return cooled
+
+    def _rank_in_memory(self, node: Node) -> int:
+        """In which order blocks leave memory: 0 to 2 can come back or are nobody's, 3 to 5 would have to be computed
+        again; in each three those of no named agent, of a named one, of a pinned one.
+        """
+        lasting = node.safe or not node.owned or bool(self.read_only)
+        return rank_on_disk(node) + (0 if lasting else 3)
+
+    def _may_cool(self, node: Node, forced: bool) -> bool:
         if node.block is None or self.pool.owners(node.block) > 1:
             return False
         unwanted = not (node.owned or node.claims)
-        if not (node.on_disk or self.read_only or unwanted or forced):
+        return node.safe or bool(self.read_only) or unwanted or forced
+
+    def cool(self, node: Node, forced: bool = False) -> bool:
+        """Drop a block from memory if nobody computes with it or writes it, and it can come back or nobody wants it."""
+        if not self._may_cool(node, forced):
             return False
+        assert node.block is not None
         self.pool.drop([node.block])
         node.block = None
         self.hot.discard(node)
@@ -393,6 +415,8 @@ class AgentStore:
             try:
                 self._change(copy, manifest, agent.chain())
             except StoreError:
+                if self.disk is not None and not self.read_only:
+                    self.writer.submit(lambda: self.warm.withdraw(copy)).result()
                 self.disown(copy)
                 raise
             finally:
@@ -402,23 +426,52 @@ class AgentStore:
         """A pinned agent's blocks stay on disk; in memory, too, unless those who talk need all of it."""
         agent = self.find(name, tenant)
         with self._turn_of(agent):
-            self._change(agent, self.manifest(agent).as_next(pinned=pinned), agent.chain())
+            before = self.manifest(agent)
+            changed = before.as_next(pinned=pinned)
+            try:
+                self._change(agent, changed, agent.chain())
+            except StoreError:
+                self.own(agent, changed.as_next(pinned=before.pinned), agent.chain())  # saved with the next turn
+                raise
 
     def delete(self, name: str, tenant: str = "") -> None:
-        """Remove an agent and the blocks that nobody else owns."""
+        """Remove an agent and the blocks that nobody else owns. Raises StoreError if it could not be removed, or if it
+        was and some of its files could not be: they are tried again.
+        """
         agent = self.find(name, tenant)
         with self._turn_of(agent):
-            if self.disk is not None:
-                self._may_write()
-                self.writer.submit(lambda: self.warm.remove(agent)).result()
-            self.disown(agent)
+            self._delete(agent)
+
+    def delete_if(self, agent: Agent, condition: Callable[[Agent], bool]) -> bool:
+        """Remove an agent if nobody talks to it and the condition holds once its turn is owned; whether it did."""
+        with self.lock:
+            if not self.claim(agent):
+                return False
+        try:
+            if not (agent.generation or agent.unsaved) or not condition(agent):
+                return False
+            self._delete(agent)
+            return True
+        finally:
+            self.end_turn(agent)
+
+    def _delete(self, agent: Agent) -> None:
+        left = ""
+        if self.disk is not None:
+            self._may_write()
+            left = self.writer.submit(lambda: self.warm.remove(agent)).result()
+        self.disown(agent)
+        if left:
+            raise StoreError(left)
 
     def disown(self, agent: Agent) -> None:
         """The agent, whose turn is owned, has never said anything."""
         with self.lock:
             alone, leaf = alone_with(agent), agent.leaf
-            self._count(agent, -1)
+            self._count(agent, agent.chain(), -1)
             self._forget_text(agent)
+            self.unnamed.pop(id(agent), None)
+            self.unsaved.discard(agent)
             agent.leaf, agent.generation, agent.unsaved = None, 0, None
             agent.tokens, agent.kv_tokens, agent.salt, agent.text_digest = 0, 0, b"", ""
             agent.anonymous, agent.pinned, agent.group = False, False, ""
@@ -458,9 +511,21 @@ class AgentStore:
         if self.read_only:
             refused: Future[int] = Future()
             refused.set_exception(StoreError(f"agent {agent.name!r} was not saved: {self.read_only}"))
+            self.not_saved(agent, manifest)
             return refused
         size = manifest.tokens.nbytes + sum(len(run.text) for run in manifest.runs)
         return self.writer.submit(lambda: self.warm.commit(agent, manifest, chain, superseded), size)
+
+    def not_saved(self, agent: Agent, manifest: Manifest) -> None:
+        """The agent's last history stays in memory. If there are too many such, the longest unused are given up."""
+        with self.lock:
+            if agent.manifest_bytes == 0 and agent.generation:
+                self.unsaved.add(agent, manifest)
+            for one in self.unsaved.excess():
+                if self.claim(one):
+                    self.disown(one)
+                    self.end_turn(one)
+                    self.counters["given_up"] += 1
 
     def _change(self, agent: Agent, manifest: Manifest, chain: list[Node]) -> None:
         if self.disk is not None:
@@ -474,19 +539,24 @@ class AgentStore:
         history ended with until now, if nobody owns it any more.
         """
         with self.lock:
-            before = agent.leaf
-            self._count(agent, -1)
+            before, owned = agent.leaf, agent.chain()
+            same = (agent.anonymous, agent.pinned) == (manifest.anonymous, manifest.pinned)
+            kept = _common(owned, chain) if same else 0
+            self._count(agent, owned[kept:], -1)
             self._forget_text(agent)
             agent.anonymous, agent.group, agent.pinned = manifest.anonymous, manifest.group, manifest.pinned
             agent.generation, agent.salt = manifest.generation, bytes.fromhex(manifest.salt)
-            agent.tokens, agent.kv_tokens = len(manifest.tokens), manifest.kv_tokens
+            agent.tokens, agent.kv_tokens = len(manifest.tokens), chain[-1].end if chain else 0
             agent.created, agent.used = manifest.created, manifest.used
             agent.leaf = chain[-1] if chain else None
             agent.unsaved = manifest
             agent.text_digest = manifest.text_digest
             if agent.anonymous or agent.group:
                 self.by_text[agent.tenant, agent.group, agent.text_digest] = agent
-            self._count(agent, +1)
+            self._count(agent, chain[kept:], +1)
+            self.unnamed.pop(id(agent), None)
+            if agent.anonymous:
+                self.unnamed[id(agent)] = agent
             if before is not None:
                 self.tree.forget(before)
             self.hot.touch(node for node in reversed(chain) if node.block is not None)
@@ -494,30 +564,31 @@ class AgentStore:
             partial = before is not None and len(before.tokens) < 4 * self.pool.block_tokens
             return before if partial and before is not None and not before.owned else None
 
-    def chain_of(self, manifest: Manifest) -> list[Node] | None:
-        """The nodes of a manifest's blocks, made if they are not known; None if they don't bear its tokens' names."""
+    def chain_of(self, manifest: Manifest) -> list[Node]:
+        """The nodes of a manifest's blocks, from the beginning on, as far as these bear the names of its tokens. Nodes
+        that are not known are made.
+        """
         size = 4 * self.pool.block_tokens
         tokens = token_bytes(manifest.tokens)[: 4 * manifest.kv_tokens]
         node, chain = self.root(bytes.fromhex(manifest.salt)), []
         for number, key in enumerate(manifest.blocks):
-            node = self.tree.child(node, tokens[number * size : (number + 1) * size])
-            chain.append(node)
-            if node.key != key or not node.tokens:
+            part = tokens[number * size : (number + 1) * size]
+            node = self.tree.child(node, part) if part else node
+            if not part or node.key != key:
+                self.tree.forget(node)
                 break
-        else:
-            if len(chain) * size >= len(tokens):
-                return chain
-        for node in reversed(chain):
-            self.tree.forget(node)
-        return None
+            chain.append(node)
+        return chain
 
-    def _count(self, agent: Agent, change: int) -> None:
-        for node in agent.chain():
+    def _count(self, agent: Agent, chain: list[Node], change: int) -> None:
+        for node in chain:
             if agent.anonymous:
                 node.anonymous += change
             else:
                 node.named += change
             node.pinned += change if agent.pinned else 0
+            self.hot.refile(node)
+            self.warm.recency.refile(node)
 
     def _forget_text(self, agent: Agent) -> None:
         at = agent.tenant, agent.group, agent.text_digest
@@ -543,6 +614,8 @@ class AgentStore:
             self._expiring.join()
         try:
             self._save_again()
+            if self._lock_file is not None:
+                self.writer.submit(self.warm.delete_doomed).result()
         finally:
             self.writer.close()
             with self.lock:
@@ -568,6 +641,12 @@ class AgentStore:
         if self._lock_file is not None:
             self._lock_file.release()
             self._lock_file = None
+
+
+def _common(one: list[Node], other: list[Node]) -> int:
+    """How many blocks two chains have in common from their beginning."""
+    short = min(len(one), len(other))
+    return next((i for i in range(short) if one[i] is not other[i]), short)
 
 
 class _Owned:

@@ -28,6 +28,7 @@ class Node:
     children: list["Node"] = field(default_factory=list)  # by tokens
     block: int | None = None  # hot: its handle in the pool
     on_disk: bool = False
+    suspect: bool = False  # on disk, but a crash may lose it: the sync of its directory has failed
     writing: bool = False
     named: int = 0  # agents with a name that own it
     anonymous: int = 0
@@ -38,6 +39,11 @@ class Node:
     @property
     def available(self) -> bool:
         return self.block is not None or self.on_disk
+
+    @property
+    def safe(self) -> bool:
+        """Whether it can be dropped from memory and read again, also after a crash."""
+        return self.on_disk and not self.suspect
 
     @property
     def owned(self) -> bool:

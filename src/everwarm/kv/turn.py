@@ -174,7 +174,9 @@ class Turn:
         """
         size = self.store.pool.block_tokens
         while (len(self._sealed) + 1) * size <= self.kv.length:
-            self._seal(len(self._sealed) * size, (len(self._sealed) + 1) * size, wait)
+            node = self._seal(len(self._sealed) * size, (len(self._sealed) + 1) * size, wait)
+            assert node is not None, "a full block was computed here, or is known"
+            self._sealed.append(node)
 
     def commit(
         self, runs: tuple[Run, ...], messages: tuple[Any, ...] | None = None, *, wait: bool | None = None
@@ -232,14 +234,16 @@ class Turn:
     def __exit__(self, *error: object) -> None:
         self.release()
 
-    def _seal(self, begin: int, end: int, wait: bool) -> Node:
+    def _seal(self, begin: int, end: int, wait: bool) -> Node | None:
+        """The node of a block that will not be written any more; None if it is the beginning of another one."""
         number = begin // self.store.pool.block_tokens
         assert self._root is not None
         parent = self._sealed[-1] if self._sealed else self._root
-        node, block = self.store.seal(parent, self._tokens[4 * begin : 4 * end], self.kv.blocks[number])
-        self.kv.blocks[number] = block
+        sealed = self.store.seal(parent, self._tokens[4 * begin : 4 * end], self.kv.blocks[number])
+        if sealed is None:
+            return None
+        node, self.kv.blocks[number] = sealed
         self._claim([node])
-        self._sealed.append(node)
         self.store.save_block(node, wait)
         return node
 
@@ -249,8 +253,8 @@ class Turn:
         covered = min(self.kv.length, len(self._tokens) // 4)
         chain = list(self._sealed)
         if covered > len(chain) * self.store.pool.block_tokens:
-            chain.append(self._seal(len(chain) * self.store.pool.block_tokens, covered, wait))
-            self._sealed.pop()
+            end = self._seal(len(chain) * self.store.pool.block_tokens, covered, wait)
+            chain += [end] if end is not None else []
         return chain
 
     def _claim(self, nodes: list[Node]) -> None:

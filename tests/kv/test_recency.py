@@ -1,0 +1,160 @@
+"""Who goes first, and that finding it costs the same whatever the number of blocks."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from everwarm.kv import others
+from everwarm.kv.chain import Key
+from everwarm.kv.recency import Recency, rank_on_disk
+from everwarm.kv.tree import Node
+from kv.fake import BLOCK_TOKENS, model_ids, open_store, talk
+from kv.simulated_disk import UnsyncedFiles, memory_directory
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    with memory_directory() as path:
+        yield path
+
+
+def node(**fields: int) -> Node:
+    return Node(Key(b""), None, **fields)  # type: ignore[arg-type]
+
+
+def never(node: Node) -> bool:
+    return False
+
+
+def test_the_longest_unused_of_a_rank_goes_first() -> None:
+    recency = Recency(rank_on_disk)
+    nodes = [node() for _ in range(5)]
+    recency.touch(nodes)
+    recency.touch([nodes[0]])
+    assert recency.oldest(0, 3, never) == nodes[1:4]
+    recency.discard(nodes[1])
+    assert recency.oldest(0, 2, never) == nodes[2:4]
+    assert (len(recency), nodes[1] in recency, nodes[2] in recency) == (4, False, True)
+
+
+def test_a_node_is_in_the_queue_of_its_rank() -> None:
+    recency = Recency(rank_on_disk)
+    nobody, named, pinned = node(), node(named=1), node(named=1, pinned=1)
+    recency.touch([pinned, named, nobody])
+    assert [recency.oldest(rank, 9, never) for rank in range(3)] == [[nobody], [named], [pinned]]
+    named.named = 0
+    recency.refile(named)
+    assert recency.oldest(0, 9, never) == [named, nobody]  # nobody owns it any more: the first to go
+    pinned.pinned = 0
+    recency.refile(pinned)
+    assert recency.oldest(1, 9, never) == [pinned]
+    recency.refile(node())  # not known: nothing happens
+    assert len(recency) == 3
+
+
+def test_a_busy_node_is_looked_at_once() -> None:
+    recency = Recency(rank_on_disk)
+    nodes = [node() for _ in range(100)]
+    recency.touch(nodes)
+    looked = []
+
+    def busy(one: Node) -> bool:
+        looked.append(one)
+        return one in nodes[:50]
+
+    assert recency.oldest(0, 1, busy) == [nodes[50]]
+    assert len(looked) == 51
+    looked.clear()
+    assert recency.oldest(0, 1, busy) == [nodes[50]]
+    assert len(looked) == 1
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+def test_memory_that_is_full_is_not_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pinned: bool) -> None:
+    store = open_store(tmp_path, files=UnsyncedFiles(), budget_blocks=600)
+    for number in range(6):
+        talk(store, f"agent {number}", [number] * 100 * BLOCK_TOKENS)
+        store.pin(f"agent {number}", pinned)
+    store.flush()
+    assert store.pool.in_use == 600
+    looked = 0
+    may_cool = store._may_cool
+
+    def counted(node: Node, forced: bool) -> bool:
+        nonlocal looked
+        looked += 1
+        return may_cool(node, forced)
+
+    monkeypatch.setattr(store, "_may_cool", counted)
+    for _ in range(50):
+        store.pool.drop([store.pool.allocate()])
+        talk(store, "new", [7])
+    assert looked < 1000  # not 600 for each
+    store.close()
+
+
+def test_a_quota_that_is_full_is_not_searched(tmp_path: Path) -> None:
+    store = open_store(tmp_path, files=UnsyncedFiles())
+    for number in range(6):
+        talk(store, f"agent {number}", [number] * 100 * BLOCK_TOKENS)
+    store.warm.quota = store.warm.bytes + store.warm.other_bytes
+    looked = 0
+    oldest = store.warm.recency.oldest
+
+    def counted(rank: int, count: int, busy: object) -> list[Node]:
+        nonlocal looked
+        found = oldest(rank, count, lambda node: busy(node))  # type: ignore[operator]
+        looked += len(found)
+        return found
+
+    store.warm.recency.oldest = counted  # type: ignore[assignment, method-assign]
+    before = store.counters["warm_evictions"]
+    for number in range(50):
+        assert talk(store, f"new {number}", [1000 + number] * 3 * BLOCK_TOKENS).committed
+    gone = store.counters["warm_evictions"] - before
+    assert 150 <= gone == looked < 400
+    assert store.warm.bytes + store.warm.other_bytes <= store.warm.quota
+    store.close()
+
+
+def test_other_models_are_looked_through_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = open_store(tmp_path, ids=model_ids(weights="o" * 64), files=UnsyncedFiles())
+    for number in range(40):
+        talk(other, f"agent {number}", [number] * 5 * BLOCK_TOKENS)
+    other.pin("agent 0")
+    other.close()
+    plans = 0
+    victims = others.victims
+
+    def counted(root: Path, without: str = "") -> Iterator[Path]:
+        nonlocal plans
+        plans += 1
+        return victims(root, without)
+
+    monkeypatch.setattr(others, "victims", counted)
+    store = open_store(tmp_path, files=UnsyncedFiles())
+    store.warm.quota = store.warm.bytes + store.warm.other_bytes
+    for number in range(20):
+        assert talk(store, f"new {number}", [1000 + number] * 3 * BLOCK_TOKENS).committed
+        assert store.warm.bytes + store.warm.other_bytes <= store.warm.quota
+    assert plans == 1
+    assert all(store.find(f"new {number}").chain()[0].on_disk for number in range(20))
+    store.close()
+    other = open_store(tmp_path, ids=model_ids(weights="o" * 64), files=UnsyncedFiles())
+    assert all(node.on_disk for node in other.find("agent 0").chain())
+    other.close()
+
+
+def test_what_is_quarantined_later_goes_first(tmp_path: Path) -> None:
+    (tmp_path / "quarantine").mkdir()
+    (tmp_path / "quarantine" / "old").write_bytes(bytes(100))
+    models = others.OtherModels(tmp_path, "none", UnsyncedFiles())
+    assert models.bytes == 100
+    models.plan_ahead()
+    (tmp_path / "quarantine" / "new").write_bytes(bytes(50))
+    models.quarantined(tmp_path / "quarantine" / "new", 50)
+    assert models.free(10) == 50
+    assert (models.bytes, [path.name for path in (tmp_path / "quarantine").iterdir()]) == (100, ["old"])
+    assert models.free(1000) == 100
+    assert (models.bytes, models.free(1)) == (0, 0)
