@@ -317,8 +317,11 @@ def test_a_store_in_which_any_call_fails_while_it_opens_serves(tmp_path: Path) -
 
 
 def test_an_agent_that_is_too_old_but_can_t_be_deleted_is_kept(tmp_path: Path) -> None:
-    store = open_store(tmp_path, files=UnsyncedFiles(), clock=lambda: 1000.0)
+    now = [1000.0]
+    store = open_store(tmp_path, files=UnsyncedFiles(), clock=lambda: now[0])
     talk(store, "alice", FIRST)
+    now[0] = 5000.0
+    talk(store, "bob", FIRST)
     close(store)
     files = FaultyFiles()
     files.arm("unlink", 1, errno.EIO, lasting=True)

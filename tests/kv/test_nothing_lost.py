@@ -141,6 +141,47 @@ def test_an_agent_that_speaks_while_old_ones_expire_stays(tmp_path: Path) -> Non
     assert reopened(tmp_path) == {"alice": [*HISTORY, 1], "talking": HISTORY}
 
 
+def test_a_clock_that_is_wrong_or_a_long_absence_does_not_empty_the_store(tmp_path: Path) -> None:
+    now = [1000.0]
+    store = open_store(tmp_path, files=UnsyncedFiles(), clock=lambda: now[0])
+    for name in ("long ago", "alice", "bob"):
+        talk(store, name, HISTORY)
+        now[0] += 8000.0
+    store.close()
+    now[0] += 1e9  # 30 years
+    store = open_store(tmp_path, files=UnsyncedFiles(), clock=lambda: now[0], most_age_s=10_000.0)
+    assert sorted(name for _, name in store.agents) == ["alice", "bob"]  # age counts until the last use of anybody
+    now[0] += 500.0
+    talk(store, "bob", [*HISTORY, 1])
+    store.close()
+    now[0] = 10.0  # back in the past
+    store = open_store(tmp_path, files=UnsyncedFiles(), clock=lambda: now[0], most_age_s=10_000.0)
+    assert sorted(name for _, name in store.agents) == ["alice", "bob"]
+    store.close()
+
+
+def test_a_clock_that_jumps_while_we_run_makes_nobody_older(tmp_path: Path) -> None:
+    now, steady = [1000.0], [0.0]
+    store = open_store(tmp_path, files=UnsyncedFiles(), clock=lambda: now[0], most_age_s=10_000.0)
+    store._steady = lambda: steady[0]
+    store._looked_for_old = now[0], steady[0]
+    talk(store, "alice", HISTORY)
+    for jump, elapsed in ((1e9, 4000.0), (-1e8, 4000.0), (1e8 + 4000.0, 4000.0)):
+        now[0] += jump
+        steady[0] += elapsed
+        talk(store, "bob", [int(elapsed)])
+        if store._expiring is not None:
+            store._expiring.join()
+        assert "alice" in {name for _, name in store.agents}
+    now[0] += 20_000.0
+    steady[0] += 20_000.0
+    talk(store, "bob", [1])
+    assert store._expiring is not None
+    store._expiring.join()
+    assert {name for _, name in store.agents} == {"bob"}
+    store.close()
+
+
 # D: tenants -----------------------------------------------------------------------------------------------------------
 
 

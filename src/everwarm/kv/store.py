@@ -86,7 +86,10 @@ class AgentStore:
         self.hot = Recency(self._rank_in_memory)
         self.unnamed: OrderedDict[int, Agent] = OrderedDict()  # conversations without a name, the longest unused first
         self.unsaved = Unsaved()
-        self._most_age_s, self._looked_for_old = most_age_s, clock()
+        self._most_age_s = most_age_s
+        self._steady = time.monotonic if clock is time.time else clock
+        self._looked_for_old = clock(), self._steady()
+        self._unused_s = 0.0  # time that does not count as age: nobody could have been used in it
         self.read_speed, self.compute_speed = Speed(), Speed()  # seconds per block; per token
         # What waits to be written can't be dropped from memory, so it must not fill it.
         self.writer = Writer(min(QUEUE_BYTES, QUEUE_BYTES if pool.budget is None else pool.budget // 4))
@@ -106,7 +109,8 @@ class AgentStore:
             self.warm = WarmTier(self, quota)
             if self.disk is not None:
                 self.counters["corrupt"] += self.disk.damaged
-                self.warm.scan(most_age_s)
+                self.warm.scan()
+                self._expire_at_start()
         except BaseException:
             self._unlock()
             raise
@@ -273,14 +277,28 @@ class AgentStore:
 
     def forget_old(self) -> None:
         """Once an hour: remove agents that were not used for too long, on a thread of its own."""
-        now = self.clock()
+        now, steady = self.clock(), self._steady()
         with self.lock:
-            if self._most_age_s is None or now < self._looked_for_old + EXPIRY_S:
+            last, last_steady = self._looked_for_old
+            if self._most_age_s is None or now < last + EXPIRY_S:
                 return
-            self._looked_for_old = now
-        before = now - self._most_age_s
+            self._looked_for_old = now, steady
+            # The clock was set forward, or the machine slept: agents have not become older by that.
+            self._unused_s += max(0.0, (now - last) - (steady - last_steady))
+        before = now - self._most_age_s - self._unused_s
         self._expiring = threading.Thread(target=self.warm.expire, args=(before,), name="everwarm-expire", daemon=True)
         self._expiring.start()
+
+    def _expire_at_start(self) -> None:
+        """Remove agents that were not used for too long. The time since anybody was used does not count: a wrong clock,
+        or a long absence, must not empty the store.
+        """
+        if self._most_age_s is None:
+            return
+        now = self.clock()
+        latest = max((agent.used for agent in self.agents.values()), default=now)
+        self._unused_s = max(0.0, now - latest)
+        self.warm.expire(now - self._most_age_s - self._unused_s)
 
     # Blocks -----------------------------------------------------------------------------------------------------------
 

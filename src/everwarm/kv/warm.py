@@ -438,7 +438,7 @@ class WarmTier:
 
     # Finding ----------------------------------------------------------------------------------------------------------
 
-    def scan(self, most_age_s: float | None) -> None:
+    def scan(self) -> None:
         """Look at the directory: manifests, the listing of blocks, and headers of blocks that no manifest names."""
         store = self._store
         disk = store.disk
@@ -481,10 +481,9 @@ class WarmTier:
             if agent.anonymous:
                 store.unnamed[id(agent)] = agent
         self.others = OtherModels(disk.root, disk.path.name, disk.files)
-        expired = 0 if most_age_s is None else self.expire(store.clock() - most_age_s)
         _log.info(
-            "agent store %s: %d agents, %d blocks, %d bytes, %d quarantined, %d expired, %.0f ms",
-            disk.path, len(store.agents), len(self.recency), self.bytes, self.quarantined, expired,
+            "agent store %s: %d agents, %d blocks, %d bytes, %d quarantined, %.0f ms",
+            disk.path, len(store.agents), len(self.recency), self.bytes, self.quarantined,
             1000 * (time.perf_counter() - started),
         )  # fmt: skip
 
@@ -549,6 +548,8 @@ class WarmTier:
                     expired += store.delete_if(agent, lambda agent: self._expired(agent, before))
                 except StoreError as error:
                     _log.warning("%s", error)
+        if expired:
+            _log.info("%d agents were not used for too long and are removed", expired)
         return expired
 
     def _expired(self, agent: Agent, before: float) -> bool:
