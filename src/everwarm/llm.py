@@ -41,7 +41,8 @@ from everwarm.kv.receipt import Receipt
 from everwarm.kv.store import AgentStore
 from everwarm.kv.turn import Alone
 from everwarm.model import tensors
-from everwarm.model.config import ModelConfig, read_config
+from everwarm.model.config import read_config
+from everwarm.model.spec import ModelConfig
 from everwarm.model.transformer import Transformer
 from everwarm.pull import resolve
 from everwarm.text.chat import ChatTemplate
@@ -152,7 +153,9 @@ class LLM:
         self._file = GGUFFile(path)
         try:
             embedding = self._file.tensors.get(tensors.EMBEDDING)
-            self.config: ModelConfig = read_config(self._file.metadata, embedding.shape[0] if embedding else 0)
+            self.config: ModelConfig = read_config(
+                self._file.metadata, embedding.shape[0] if embedding else 0, len(self._file.tensors)
+            )
             tensors.check_tensors(self.config, self._file.tensors)
             self.tokenizer = Tokenizer.from_metadata(self._file.metadata)
             if self.tokenizer.vocab_size != self.config.vocab_size:

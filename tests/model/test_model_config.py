@@ -23,24 +23,26 @@ def read(**changes: object):
 
 def test_defaults_follow_the_format() -> None:
     config = read()
-    assert (config.kv_heads, config.head_dim, config.rope.dims, config.rope.base) == (4, 16, 16, 10000.0)
-    assert config.rope.scaling == "none"
-    assert config.window is None
+    assert len(config.layers) == 2
+    attention = config.layers[0].attention
+    assert (attention.kv_heads, attention.head_dim, attention.rope.dims, attention.rope.base) == (4, 16, 16, 10000.0)
+    assert attention.rope.scaling == "none"
+    assert attention.window is None
 
 
 def test_old_name_of_linear_scaling() -> None:
-    rope = read(rope__scale_linear=2.0).rope
+    rope = read(rope__scale_linear=2.0).layers[0].attention.rope
     assert (rope.scaling, rope.factor) == ("linear", 2.0)
 
 
 def test_one_value_per_layer_is_fine_if_all_are_equal() -> None:
-    assert read(attention__head_count_kv=[2, 2]).kv_heads == 2
+    assert read(attention__head_count_kv=[2, 2]).layers[1].attention.kv_heads == 2
     with pytest.raises(ModelError, match="head_count_kv differs between layers"):
         read(attention__head_count_kv=[2, 4])
 
 
 def test_an_unknown_architecture_is_named_and_the_known_are_listed() -> None:
-    with pytest.raises(ModelError, match=r"'mamba' is not supported; supported are llama, qwen2"):
+    with pytest.raises(ModelError, match=r"'mamba' is not supported; supported are llama, qwen2, qwen3"):
         read_config({"general.architecture": "mamba"}, 100)
 
 

@@ -15,7 +15,7 @@ from tiny import Tiny
 def check(path: Path, tiny: Tiny) -> None:
     tiny.write(path / "tiny.gguf")
     with GGUFFile(path / "tiny.gguf") as file:
-        check_tensors(read_config(file.metadata, len(tiny.vocab)), file.tensors)
+        check_tensors(read_config(file.metadata, len(tiny.vocab), len(file.tensors)), file.tensors)
 
 
 def test_a_whole_model_passes(tmp_path: Path) -> None:

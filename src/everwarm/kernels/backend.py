@@ -113,7 +113,11 @@ class Step(Protocol):
     def linear(self, x: Array, matrices: Sequence[Affine]) -> Sequence[Array]:
         """Several products of the same rows."""
 
-    def rotate(self, x: Array, heads: int) -> Array: ...
+    def norm_heads(self, x: Array, weight: F32, epsilon: float, heads: int) -> Array:
+        """Norm each head of each row by itself."""
+
+    def rotate(self, x: Array, heads: int, rope: int) -> Array:
+        """Rotate each head, by the `rope`-th of the rotaries that the step was begun with."""
 
     def attention(
         self, layer: int, q: Array, k: Array, v: Array, scale: float, window: int | None, softcap: float = 0.0
@@ -148,4 +152,4 @@ class Backend(Protocol):
     def block_memory(self, shape: KVShape) -> BlockMemory:
         """Where the KV of this backend's sequences lies. Steps use the memory that was made last."""
 
-    def step(self, spans: Sequence[Span], rotary: Rotary) -> AbstractContextManager[Step]: ...
+    def step(self, spans: Sequence[Span], rotaries: Sequence[Rotary]) -> AbstractContextManager[Step]: ...

@@ -80,10 +80,10 @@ class NativeBackend:
         return self._blocks
 
     @contextmanager
-    def step(self, spans: Sequence[Span], rotary: Rotary) -> Iterator["NativeStep"]:
+    def step(self, spans: Sequence[Span], rotaries: Sequence[Rotary]) -> Iterator["NativeStep"]:
         assert self._blocks is not None, "block_memory comes before the first step"
         with self._stepping:
-            yield NativeStep(self, self._blocks, spans, rotary)
+            yield NativeStep(self, self._blocks, spans, rotaries)
             for span in spans:
                 span.kv.length += len(span.tokens)
 
@@ -98,25 +98,27 @@ class NativeBackend:
 class NativeStep:
     """One step over a flat batch."""
 
-    def __init__(self, backend: NativeBackend, blocks: NativeBlocks, spans: Sequence[Span], rotary: Rotary) -> None:
+    def __init__(
+        self, backend: NativeBackend, blocks: NativeBlocks, spans: Sequence[Span], rotaries: Sequence[Rotary]
+    ) -> None:
         self._backend = backend
         self._engine: _native.Engine | _native.Tape = backend.engine
         self._blocks = blocks
         self._spans = spans
         self.tape: _native.Tape | None = None
-        self._rotary = rotary
-        self._adjacent = rotary.pairing == "adjacent"
+        self._rotaries = rotaries
         self._batch = _native.Batch()
         for span in spans:
             kv = span.kv
             kv.reserve(kv.length + len(span.tokens))
             self._batch.add(kv.length, len(span.tokens), kv.blocks)
         self._batch.place(blocks)
-        self._batch.turn(rotary.frequencies, rotary.magnitude)
+        for rotary in rotaries:
+            self._batch.add_rotary(rotary.frequencies, rotary.magnitude, rotary.pairing == "adjacent")
 
     def recorder(self) -> "NativeStep":
         """A step like this one that computes nothing: it remembers what it is asked to do."""
-        recorder = NativeStep(self._backend, self._blocks, (), self._rotary)
+        recorder = NativeStep(self._backend, self._blocks, (), self._rotaries)
         recorder._engine = recorder.tape = _native.Tape()
         return recorder
 
@@ -146,8 +148,12 @@ class NativeStep:
         self._engine.linear(x, [form for form, _ in matrices], [bias for _, bias in matrices], outs, False)
         return outs
 
-    def rotate(self, x: _native.Rows, heads: int) -> _native.Rows:
-        self._engine.rotate(x, heads, self._batch, self._adjacent)
+    def norm_heads(self, x: _native.Rows, weight: F32, epsilon: float, heads: int) -> _native.Rows:
+        self._engine.norm_heads(x, weight, epsilon, heads)
+        return x
+
+    def rotate(self, x: _native.Rows, heads: int, rope: int) -> _native.Rows:
+        self._engine.rotate(x, heads, self._batch, rope)
         return x
 
     def attention(

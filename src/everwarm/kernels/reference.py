@@ -125,11 +125,11 @@ class ReferenceBackend:
         return self._blocks
 
     @contextmanager
-    def step(self, spans: Sequence[Span], rotary: Rotary) -> Iterator["ReferenceStep"]:
+    def step(self, spans: Sequence[Span], rotaries: Sequence[Rotary]) -> Iterator["ReferenceStep"]:
         with self._blas.limit(sum(len(span.tokens) for span in spans)):
             for span in spans:
                 span.kv.reserve(span.kv.length + len(span.tokens))
-            yield ReferenceStep(self._blocks, spans, rotary, self._spent)
+            yield ReferenceStep(self._blocks, spans, rotaries, self._spent)
         for span in spans:
             span.kv.length += len(span.tokens)
 
@@ -154,7 +154,9 @@ def _timed(kind: str) -> Callable[[Method], Method]:
 class ReferenceStep:
     """One step over a flat batch."""
 
-    def __init__(self, blocks: ReferenceBlocks, spans: Sequence[Span], rotary: Rotary, spent: dict[str, float]) -> None:
+    def __init__(
+        self, blocks: ReferenceBlocks, spans: Sequence[Span], rotaries: Sequence[Rotary], spent: dict[str, float]
+    ) -> None:
         self._spent = spent
         self._blocks = blocks
         self._spans = spans
@@ -165,8 +167,10 @@ class ReferenceStep:
             np.arange(start, start + len(span.tokens), dtype=np.int32)
             for start, span in zip(self._starts, spans, strict=True)
         ]
-        self._pairing = rotary.pairing
-        self._turns = rotary_table(rotary.frequencies, rotary.magnitude, np.concatenate(positions))
+        self._turns = [
+            (rotary_table(rotary.frequencies, rotary.magnitude, np.concatenate(positions)), rotary.pairing)
+            for rotary in rotaries
+        ]
 
     def recorder(self) -> None:
         """Python is what computes: there is nothing to be saved."""
@@ -190,8 +194,12 @@ class ReferenceStep:
         return [linear(x, weight, bias) for weight, bias in matrices]
 
     @_timed("other")
-    def rotate(self, x: F32, heads: int) -> F32:
-        rotate(x.reshape(len(x), heads, -1), self._turns, self._pairing)
+    def norm_heads(self, x: F32, weight: F32, epsilon: float, heads: int) -> F32:
+        return rms_norm(x.reshape(len(x), heads, -1), weight, epsilon).reshape(x.shape)
+
+    @_timed("other")
+    def rotate(self, x: F32, heads: int, rope: int) -> F32:
+        rotate(x.reshape(len(x), heads, -1), *self._turns[rope])
         return x
 
     @_timed("attention")
