@@ -386,7 +386,7 @@ def test_a_refused_rm_puts_back_what_was_on_disk_and_no_more(tmp_path: Path) -> 
         store.delete("alice")
     (path,) = tmp_path.glob("*/manifests/*")
     assert store.disk is not None
-    assert {key for key in decode(path.read_bytes()).blocks} <= {key for key, _ in store.disk.blocks()}
+    assert set(decode(path.read_bytes()).blocks) <= {key for key, _ in store.disk.blocks()}
     assert store.history(store.find("alice")).ids == HISTORY
     store.close()
     assert reopened(tmp_path) == {"alice": HISTORY}
