@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 from everwarm.engine.admission import Room
 from everwarm.engine.engine import Engine
 from everwarm.engine.prefill import check_prompt
-from everwarm.engine.sampler import Choice, Mask, Sampler
+from everwarm.engine.processors import Constraint
+from everwarm.engine.sampler import Choice, Sampler
 from everwarm.engine.sampling import Sampling
 from everwarm.engine.sequence import Sequence
 from everwarm.errors import CancelledError
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from everwarm.llm import LLM
 
 Message = Mapping[str, Any]
+Drafter = Callable[[list[int]], list[int]]
+"""Given the tokens so far, proposes some that may come next; on the engine's thread, so it must be quick."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,8 @@ class Asked:
     keep: bool = True  # False: what is known is used, but the answer is not kept
     priority: int = 0
     context: int = 0
-    mask: Mask | None = None
+    constraint: Constraint | None = None
+    drafter: Drafter | None = None
 
 
 class Generation:
@@ -184,9 +188,11 @@ class Generation:
 
     def _compute(self, turn: Turn | Alone, room: Room, ids: list[int]) -> Generator[Event]:
         llm = self._llm
-        sampler = Sampler(self._asked.sampling, ids, llm.config.vocab_size, self._asked.mask)
+        sampler = Sampler(self._asked.sampling, ids, llm.config.vocab_size, llm.backend.rows, self._asked.constraint)
         tell = self._teller(ids)
         sequence = self._sequence = Sequence(turn, room, list(ids), sampler, tell, self._end)
+        if (drafter := self._asked.drafter) is not None:
+            sequence.propose = lambda: drafter(sequence.tokens)
         engine = self._engine = llm.engine
         if self._cancelled.is_set():
             raise CancelledError("cancelled")

@@ -25,12 +25,13 @@ from everwarm import config, kernels
 from everwarm.engine.admission import Admission, Room
 from everwarm.engine.engine import Engine
 from everwarm.engine.prefill import check_prompt, prefill
-from everwarm.engine.sampler import Mask, Sampler
+from everwarm.engine.processors import Constraint
+from everwarm.engine.sampler import Sampler
 from everwarm.engine.sampling import Sampling
 from everwarm.engine.score import Score, score
 from everwarm.engine.sequence import Sequence as EngineSequence
 from everwarm.errors import ModelError, RequestError
-from everwarm.generation import Asked, End, Event, Generation, Message
+from everwarm.generation import Asked, Drafter, End, Event, Generation, Message
 from everwarm.kernels.native import NativeBackend
 from everwarm.kv.agent import check_name
 from everwarm.kv.disk import ModelIds
@@ -417,13 +418,15 @@ class LLM:
         keep: bool = True,
         context: int | None = None,
         priority: int = 0,
-        mask: Mask | None = None,
+        constraint: Constraint | None = None,
+        drafter: Drafter | None = None,
         **sampling: Any,
     ) -> Generation:
         """A generation that can be cancelled; it begins when its events are asked for. `context` is a limit on prompt
         and answer below the model's own. Without `keep` the answer is not kept. Without `cache` everything is computed
-        and nothing is kept. `mask` is given the tokens of the answer so far and says which may follow, as booleans over
-        the vocabulary, or None for all; it runs on the engine's thread. `sampling` takes the fields of
+        and nothing is kept. `constraint` says which tokens may follow; it has the state of this one answer and
+        runs on the engine's thread. What `drafter` proposes is verified in one step: the answer is the same, it comes
+        sooner if the draft is right. `sampling` takes the fields of
         `everwarm.engine.sampling.Sampling`. A second turn of the same agent waits for the first.
         """
         checked = self.check_options(max_tokens=max_tokens, stop=stop, **sampling)
@@ -453,7 +456,8 @@ class LLM:
                 keep,
                 priority,
                 min(context or self.config.context, self.config.context),
-                mask,
+                constraint,
+                drafter,
             ),
         )
 

@@ -136,6 +136,21 @@ class Step(Protocol):
         """Of the rows that want them."""
 
 
+class RowOperations(Protocol):
+    """What sampling asks of one row of logits in host memory."""
+
+    def summarize(self, logits: F32, temperature: float) -> tuple[int, float, float]:
+        """(first index of the maximum, the maximum, sum of e^((x - maximum) / temperature)); the sum is NaN if anything
+        is NaN or +inf.
+        """
+
+    def draw(self, logits: F32, temperature: float, fraction: float) -> int:
+        """The id at this fraction, in [0, 1), of the softmax's cumulative sum."""
+
+    def greatest_ids(self, values: F32, count: int) -> list[int]:
+        """Ids of the greatest values, greatest first, the smaller id first among equals; no NaN."""
+
+
 class Backend(Protocol):
     """Who computes."""
 
@@ -145,6 +160,8 @@ class Backend(Protocol):
 
     exact: bool
     """Whether logits depend on the token ids alone, to the last bit, and not on the batch they were computed in."""
+
+    rows: RowOperations
 
     def spent(self) -> Mapping[str, float]:
         """Seconds that operations took since the backend was made: `products`, `attention`, `other`."""

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from everwarm.kernels import _native
-from everwarm.kernels.backend import F32, Affine, KVShape, Rotary, Span
+from everwarm.kernels.backend import F32, Affine, KVShape, Rotary, RowOperations, Span
 
 ALIGNMENT = 64
 _PACKED = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "F16", "BF16", "F32"})
@@ -24,11 +24,25 @@ class NativeBlocks(_native.KVPool):
     block_tokens = _native.BLOCK
 
 
+class NativeRows:
+    """Sampling's operations on a row of logits, with the best instruction set there is."""
+
+    def summarize(self, logits: F32, temperature: float) -> tuple[int, float, float]:
+        return _native.summarize(logits, temperature)
+
+    def draw(self, logits: F32, temperature: float, fraction: float) -> int:
+        return _native.draw(logits, temperature, fraction)
+
+    def greatest_ids(self, values: F32, count: int) -> list[int]:
+        return _native.greatest_ids(values, count)
+
+
 class NativeBackend:
     """Kernels of one instruction set on some threads."""
 
     name = "native"
     exact = True
+    rows: RowOperations = NativeRows()
 
     def __init__(self, isa: str, threads: int, kv_type: str) -> None:
         self.engine = _native.Engine(isa, threads)
@@ -87,7 +101,7 @@ class NativeBackend:
             for span in spans:
                 span.kv.length += len(span.tokens)
 
-    def rows(self, role: str, width: int) -> _native.Rows:
+    def buffer(self, role: str, width: int) -> _native.Rows:
         """The buffer for one role. It grows to the largest step and is never given back."""
         buffer = self._buffers.get(role)
         if buffer is None or buffer.width != width:
@@ -129,22 +143,22 @@ class NativeStep:
 
     def embed(self, table: _native.Form) -> _native.Rows:
         tokens = np.concatenate([np.asarray(span.tokens, np.int32) for span in self._spans])
-        x = self._backend.rows("x", table.inputs)
+        x = self._backend.buffer("x", table.inputs)
         self._backend.engine.embed(table, tokens, x)
         return x
 
     def start(self, rows: F32) -> _native.Rows:
-        x = self._backend.rows("x", rows.shape[1])
+        x = self._backend.buffer("x", rows.shape[1])
         x.set(rows)
         return x
 
     def norm(self, x: _native.Rows, weight: F32, epsilon: float) -> _native.Rows:
-        h = self._backend.rows("h", x.width)
+        h = self._backend.buffer("h", x.width)
         self._engine.norm(x, weight, epsilon, h, True)
         return h
 
     def linear(self, x: _native.Rows, matrices: Sequence[Affine]) -> list[_native.Rows]:
-        outs = [self._backend.rows(f"out{i}", form.outputs) for i, (form, _) in enumerate(matrices)]
+        outs = [self._backend.buffer(f"out{i}", form.outputs) for i, (form, _) in enumerate(matrices)]
         self._engine.linear(x, [form for form, _ in matrices], [bias for _, bias in matrices], outs, False)
         return outs
 
@@ -167,7 +181,7 @@ class NativeStep:
         softcap: float = 0.0,
     ) -> _native.Rows:
         self._engine.store_kv(self._blocks, layer, k, v, self._batch)
-        out = self._backend.rows("mixed", q.width)
+        out = self._backend.buffer("mixed", q.width)
         self._engine.attention(self._blocks, layer, q, self._batch, scale, window or 0, softcap, out)
         return out
 
@@ -178,8 +192,8 @@ class NativeStep:
 
     def gated(self, x: _native.Rows, gate: Affine, up: Affine, activation: str = "silu") -> _native.Rows:
         width = gate[0].outputs
-        out = self._backend.rows("gated", width)
-        self._engine.gated(x, [gate[0], up[0]], [gate[1], up[1]], out, self._backend.rows("up", width), activation)
+        out = self._backend.buffer("gated", width)
+        self._engine.gated(x, [gate[0], up[0]], [gate[1], up[1]], out, self._backend.buffer("up", width), activation)
         return out
 
     def logits(self, x: _native.Rows, norm: F32, epsilon: float, output: _native.Form) -> F32:
@@ -190,10 +204,10 @@ class NativeStep:
             first += len(span.tokens)
         if not wanted:
             return np.empty((0, output.outputs), np.float32)
-        some = self._backend.rows("last", x.width)
+        some = self._backend.buffer("last", x.width)
         some.take(x, np.asarray(wanted, np.int32))
         h = self.norm(some, norm, epsilon)
-        out = self._backend.rows("logits", output.outputs)
+        out = self._backend.buffer("logits", output.outputs)
         self._engine.linear(h, [output], [None], [out], False)
         return out.numpy().copy()
 

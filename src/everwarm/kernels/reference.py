@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from threadpoolctl import ThreadpoolController
 
-from everwarm.kernels.backend import F32, KV, U8, Affine, KVShape, Rotary, Span
+from everwarm.kernels.backend import F32, KV, U8, Affine, KVShape, Rotary, RowOperations, Span
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -105,12 +105,37 @@ class ReferenceBlocks:
         return whole[0], whole[1]
 
 
+class ReferenceRows:
+    """Sampling's operations on a row of logits, in f64."""
+
+    def summarize(self, logits: F32, temperature: float) -> tuple[int, float, float]:
+        best = int(np.argmax(logits))
+        greatest = float(logits[best])
+        if not np.isfinite(greatest):  # NaN counts as the maximum
+            return best, greatest, math.nan
+        return best, greatest, float(self._weights(logits, temperature).sum())
+
+    def draw(self, logits: F32, temperature: float, fraction: float) -> int:
+        cumulative = np.cumsum(self._weights(logits, temperature))
+        at = int(np.searchsorted(cumulative, fraction * cumulative[-1], side="right"))
+        return min(at, len(logits) - 1)
+
+    def greatest_ids(self, values: F32, count: int) -> list[int]:
+        ids: list[int] = np.argsort(-values, kind="stable")[:count].tolist()
+        return ids
+
+    def _weights(self, logits: F32, temperature: float) -> npt.NDArray[np.float64]:
+        shifted = logits.astype(np.float64) - np.float64(logits.max())
+        return np.asarray(np.exp(shifted / temperature), np.float64)
+
+
 class ReferenceBackend:
     """f32 weights, NumPy arrays."""
 
     name = "reference"
     numerics = "reference"
     exact = False
+    rows: RowOperations = ReferenceRows()
 
     def __init__(self, threads: int | None) -> None:
         self._blas = BlasThreads(threads)
