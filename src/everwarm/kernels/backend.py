@@ -64,8 +64,32 @@ class BlockMemory(Protocol):
     def trim(self, keep: int) -> None:
         """Give back the memory of all but `keep` released blocks."""
 
-    def data(self, block: int) -> U8:
-        """Its bytes, in place; valid until it is released."""
+    def host_view(self, block: int) -> U8 | None:
+        """Its bytes in place, valid until it is released; None if they are not in the memory of the host."""
+
+    def read_block(self, block: int, out: U8) -> None:
+        """Copy its bytes into a buffer of the host."""
+
+    def write_block(self, block: int, data: U8) -> None:
+        """Fill it from a buffer of the host."""
+
+    def copy_block(self, source: int, target: int) -> None: ...
+
+
+class HostBlocks:
+    """What a `BlockMemory` in the memory of the host has besides `host_view`."""
+
+    def host_view(self, block: int) -> U8:
+        raise AssertionError("each memory has its own")
+
+    def read_block(self, block: int, out: U8) -> None:
+        np.copyto(out, self.host_view(block))
+
+    def write_block(self, block: int, data: U8) -> None:
+        np.copyto(self.host_view(block), data)
+
+    def copy_block(self, source: int, target: int) -> None:
+        np.copyto(self.host_view(target), self.host_view(source))
 
 
 class KV(Protocol):

@@ -12,16 +12,19 @@ import numpy as np
 import numpy.typing as npt
 
 from everwarm.kernels import _native
-from everwarm.kernels.backend import F32, Affine, KVShape, Rotary, RowOperations, Span
+from everwarm.kernels.backend import F32, U8, Affine, HostBlocks, KVShape, Rotary, RowOperations, Span
 
 ALIGNMENT = 64
 _PACKED = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "F16", "BF16", "F32"})
 
 
-class NativeBlocks(_native.KVPool):
+class NativeBlocks(_native.KVPool, HostBlocks):
     """The native pool, as a `BlockMemory`."""
 
     block_tokens = _native.BLOCK
+
+    def host_view(self, block: int) -> U8:
+        return self.data(block)
 
 
 class NativeRows:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from threadpoolctl import ThreadpoolController
 
-from everwarm.kernels.backend import F32, KV, U8, Affine, KVShape, Rotary, RowOperations, Span
+from everwarm.kernels.backend import F32, KV, U8, Affine, HostBlocks, KVShape, Rotary, RowOperations, Span
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -49,7 +49,7 @@ class BlasThreads:
             yield
 
 
-class ReferenceBlocks:
+class ReferenceBlocks(HostBlocks):
     """Keys and values in f32, as a `BlockMemory`: each block is an array (2, layers, kv_heads, tokens, head_dim)."""
 
     block_tokens = 64
@@ -86,7 +86,7 @@ class ReferenceBlocks:
     def trim(self, keep: int) -> None:
         """Memory goes back when a block is released."""
 
-    def data(self, block: int) -> U8:
+    def host_view(self, block: int) -> U8:
         return self._blocks[block].reshape(-1).view(np.uint8)
 
     def append(self, kv: KV, layer: int, keys: F32, values: F32) -> tuple[F32, F32]:

@@ -172,7 +172,7 @@ def _read(store: "AgentStore", name: BlockName, buffer: Array) -> None:
         node = store.tree.nodes.get(name.key)
         block = None if node is None or node.block is None else store.pool.hold(node.block)
     if block is not None:
-        np.copyto(buffer, store.pool.data(block))
+        np.copyto(buffer, store.pool.read(block))
         store.pool.drop([block])
         return
     try:
@@ -419,7 +419,7 @@ class _Import:
                 return
             known = None if node.block is None else store.pool.hold(node.block)
         try:
-            store.warm.put(node, block if known is None else store.pool.data(known))
+            store.warm.put(node, block if known is None else store.pool.read(known))
             self._written.append(node)
         finally:
             if known is not None:

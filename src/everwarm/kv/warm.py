@@ -76,7 +76,7 @@ class WarmTier:
         """Write one block, which is held for this. What goes wrong is told when the turn is committed."""
         try:
             if not node.safe:
-                self.put(node, self._store.pool.data(block))
+                self.put(node, self._store.pool.read(block))
         except (OSError, StoreError) as error:
             self._store.counters["save_errors"] += 1
             _log.debug("block %s was not saved: %s", node.key.hex(), error)
@@ -287,7 +287,7 @@ class WarmTier:
             with self._store.lock:
                 block = None if node.block is None else self._store.pool.hold(node.block)
             try:
-                data = self._store.pool.data(block) if block is not None else self._read_back(node)
+                data = self._store.pool.read(block) if block is not None else self._read_back(node)
                 if data is None:  # given up when memory was short: the history stays, its KV ends here
                     return number, written
                 written += self.put(node, data)
