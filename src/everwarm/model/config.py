@@ -11,10 +11,17 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar, cast, get_args
 
 from everwarm.errors import ModelError
+from everwarm.kernels.backend import KVShape
 from everwarm.types import Metadata
 
 Pairing = Literal["adjacent", "halves"]
 """Which elements of a head rotate together: (0,1)(2,3)... as in llama's GGUF files, or (0,d/2)(1,d/2+1)... (NeoX)."""
+
+GREATEST = 2**31 - 1
+"""Of every count in the metadata: the kernels count in 32 bits."""
+
+MOST_WIDTH = 1 << 24
+"""Elements of a row of activations. The widest model has 53,248."""
 
 Scaling = Literal["none", "linear", "yarn"]
 Scalar = TypeVar("Scalar", int, float, str)
@@ -67,6 +74,10 @@ class ModelConfig:
     qkv_bias: bool
 
     @property
+    def kv_shape(self) -> KVShape:
+        return KVShape(self.layers, self.kv_heads, self.head_dim)
+
+    @property
     def attention_scale(self) -> float:
         return 1.0 / math.sqrt(self.head_dim)
 
@@ -96,6 +107,9 @@ def read_config(metadata: Metadata, vocab_size: int) -> ModelConfig:
             f"{architecture}: value_length {value_dim} differs from key_length {head_dim}: not supported yet"
         )
     context = keys.positive("context_length")
+    ffn_width = keys.positive("feed_forward_length")
+    if (widest := max(width, heads * head_dim, ffn_width)) > MOST_WIDTH:
+        raise ModelError(f"{architecture}: rows of {widest:,} elements, at most {MOST_WIDTH:,} are supported")
     return ModelConfig(
         architecture=architecture,
         name=str(metadata.get("general.name", "unnamed")),
@@ -104,7 +118,7 @@ def read_config(metadata: Metadata, vocab_size: int) -> ModelConfig:
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        ffn_width=keys.positive("feed_forward_length"),
+        ffn_width=ffn_width,
         vocab_size=vocab_size,
         context=context,
         norm_epsilon=keys.require("attention.layer_norm_rms_epsilon", 0.0),
@@ -178,6 +192,7 @@ class _Keys:
 
     def positive(self, key: str, default: int | None = None) -> int:
         value = self.require(key, 0) if default is None else self.get(key, default)
-        if value < 1:
-            raise ModelError(f"{self.architecture}.{key} = {value}: must be at least 1")
+        if not 1 <= value <= GREATEST:
+            limit = "at least 1" if value < 1 else f"at most {GREATEST:,}"
+            raise ModelError(f"{self.architecture}.{key} = {value:,}: must be {limit}; the file is damaged, or hostile")
         return value

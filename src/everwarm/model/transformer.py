@@ -45,7 +45,7 @@ class Transformer:
 
     @property
     def kv_shape(self) -> KVShape:
-        return KVShape(self.config.layers, self.config.kv_heads, self.config.head_dim)
+        return self.config.kv_shape
 
     def forward(self, spans: Sequence[Span]) -> F32:
         """Logits (rows asked for, vocab), in the order of the spans."""
