@@ -164,14 +164,16 @@ class LLM:
                     f"{path}: vocabulary mismatch: the tokenizer has {self.tokenizer.vocab_size:,} tokens, "
                     f"the embedding table {self.config.vocab_size:,} rows"
                 )
+            choice = kernels.choose(str(settings["backend"].value), str(settings["isa"].value))
+            threads = settings["threads"].value
+            self.backend = kernels.make(
+                choice, threads if isinstance(threads, int) else None, config.cores(), str(settings["kv_type"].value)
+            )
+            # Before anything is packed: it says whether these kernels can run this model at all.
+            blocks = self.backend.block_memory(self.config.kv_shape)
         except BaseException:
             self._file.close()
             raise
-        choice = kernels.choose(str(settings["backend"].value), str(settings["isa"].value))
-        threads = settings["threads"].value
-        self.backend = kernels.make(
-            choice, threads if isinstance(threads, int) else None, config.cores(), str(settings["kv_type"].value)
-        )
         self._source: Source = (
             packed_source(self._file, self.backend, config.home(), progress)
             if settings["pack"].value == "on" and isinstance(self.backend, NativeBackend)
@@ -190,7 +192,7 @@ class LLM:
             if first:
                 self._check.join()
         self.model = Transformer(self.config, self.weights, self.backend)
-        self._pool = BlockPool(self.backend.block_memory(self.model.kv_shape))
+        self._pool = BlockPool(blocks)
         self._settings = settings
         self._agents: AgentStore | None = None
         self._engine: Engine | None = None

@@ -57,6 +57,8 @@ struct Form {
 
   Form(const std::string& type, int outputs, int inputs) : type(type) {
     if (outputs < 1 || inputs < 1) refuse("form: " + std::to_string(outputs) + " x " + std::to_string(inputs) + ", at least 1 x 1 is needed");
+    if (padded_elements(outputs, inputs) > MOST_ELEMENTS)
+      refuse("form: " + std::to_string(outputs) + " x " + std::to_string(inputs) + " is more than 2^56 elements");
     Floats f;
     quantised = !float_type(type, f);
     if (!quantised)
@@ -366,7 +368,10 @@ NB_MODULE(_native, m) {
            "Use packed bytes where they are; they must stay as they are.");
 
   nb::class_<Rows>(m, "Rows")
-      .def(nb::init<int>(), "width"_a)
+      .def("__init__", [](Rows* self, int width) {
+        if (width < 1) refuse("rows: width " + std::to_string(width) + ", at least 1 is needed");
+        new (self) Rows(width);
+      }, "width"_a)
       .def_prop_ro("width", &Rows::width)
       .def_prop_ro("rows", &Rows::rows)
       .def("numpy", [](nb::handle self) { return view(nb::cast<Rows&>(self), self); }, "The floats, in place.")
@@ -390,6 +395,8 @@ NB_MODULE(_native, m) {
         if (type != "f16" && type != "q8" && type != "q4") refuse("KV type " + type + ": expected f16, q8 or q4");
         if (layers < 1 || kv_heads < 1 || head_dim < 16 || head_dim % (shape.type == KVType::f16 ? 16 : 32))
           refuse("KV pool: head_dim " + std::to_string(head_dim) + " must be a multiple of 16 (f16) or 32 (q8, q4)");
+        if (int64_t(kv_heads) * head_dim > 1 << 24 || layers > 1 << 20)
+          refuse("KV pool: " + std::to_string(layers) + " layers of " + std::to_string(kv_heads) + " heads of " + std::to_string(head_dim) + ", at most 2^20 layers of 2^24 elements");
         new (self) KVPool(layers, shape);
       }, "layers"_a, "kv_heads"_a, "head_dim"_a, "kind"_a)
       .def_prop_ro("block_bytes", &KVPool::block_bytes)

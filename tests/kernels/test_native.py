@@ -392,6 +392,32 @@ class TestRefused:
             with pytest.raises(ValueError, match="form"):
                 _native.Form(kind, outputs, inputs)
 
+    def test_sizes_near_the_greatest_int(self) -> None:
+        """Their bytes as Python counts them. `outputs + 15` passes 2^31."""
+        greatest = 2**31 - 1
+        for kind, inputs, panel_bytes in (
+            ("F32", 1, 16 * 4),
+            ("BF16", 3, 16 * 3 * 2),
+            ("Q4_0", 32, 256 + 32),
+            ("Q8_0", 64, 2 * (512 + 32)),
+            ("Q6_K", 256, 8 * (256 + 128 + 32) + 32),
+        ):
+            for outputs in (greatest, greatest - 14, greatest - 15, greatest - 16):
+                panels = -(-outputs // 16)
+                expected = panels * panel_bytes
+                assert _native.Form(kind, outputs, inputs).size_bytes in range(expected, expected + 256)
+        for kind in ("F32", "Q4_0"):
+            with pytest.raises(ValueError, match=r"2147483647 x 2147483616 is more than 2\^56 elements"):
+                _native.Form(kind, greatest, greatest - 31)
+
+    def test_sizes_that_nothing_has(self) -> None:
+        for width in (0, -1):
+            with pytest.raises(ValueError, match="at least 1"):
+                _native.Rows(width)
+        for layers, heads, dim in ((1, 2**31 - 1, 2**31 - 32), (2**31 - 1, 1, 32), (1, 2**20, 32)):
+            with pytest.raises(ValueError, match=r"at most 2\^20 layers of 2\^24 elements"):
+                _native.KVPool(layers, heads, dim, "f16")
+
     def test_form_without_memory(self, engine: _native.Engine) -> None:
         with pytest.raises(ValueError, match="without memory"):
             engine.linear(rows(np.zeros((1, 64))), [_native.Form("Q4_0", 16, 64)], [None], [_native.Rows(16)], False)

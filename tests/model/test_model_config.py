@@ -71,6 +71,13 @@ def test_a_file_without_a_model() -> None:
         ({"rope__freq_base": 1.0, "rope__scaling__type": "yarn", "rope__scaling__factor": 2.0}, "must be finite"),
         ({"attention__sliding_window": -5}, "sliding_window = -5: must be at least 1"),
         ({"rope__scaling__factor": -1.0}, "must be finite"),
+        ({"attention__sliding_window": 2**31}, "sliding_window = 2,147,483,648: must be at most 2,147,483,647"),
+        ({"attention__sliding_window": 2**32 - 1}, "sliding_window = 4,294,967,295: must be at most"),
+        ({"context_length": 2**31}, "context_length = 2,147,483,648: must be at most"),
+        ({"block_count": 2**63}, "block_count = .* must be at most"),
+        ({"feed_forward_length": 2**24 + 1}, "rows of 16,777,217 elements, at most 16,777,216"),
+        ({"attention__head_count": 2**20}, "llama.attention.key_length = 0"),
+        ({"attention__head_count": 2**16, "attention__key_length": 2**16}, "rows of 4,294,967,296 elements"),
     ],
 )
 def test_bad_metadata_is_named(changes: dict[str, object], message: str) -> None:

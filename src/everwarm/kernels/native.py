@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import numpy as np
 import numpy.typing as npt
 
+from everwarm.errors import ModelError
 from everwarm.kernels import _native
 from everwarm.kernels.backend import F32, U8, Affine, HostBlocks, KVShape, Rotary, RowOperations, Span
 
@@ -93,6 +94,13 @@ class NativeBackend:
         return form
 
     def block_memory(self, shape: KVShape) -> NativeBlocks:
+        multiple = 16 if self.kv_type == "f16" else 32
+        if shape.head_dim % multiple:
+            other = "" if shape.head_dim % 16 else "--kv-type f16 or "
+            raise ModelError(
+                f"attention heads of {shape.head_dim:,} elements: the native kernels need a multiple of {multiple} "
+                f"for KV type {self.kv_type}; use {other}--backend reference"
+            )
         self._blocks = NativeBlocks(shape.layers, shape.kv_heads, shape.head_dim, self.kv_type)
         return self._blocks
 

@@ -12,6 +12,12 @@ from everwarm.errors import ModelError
 from everwarm.model.spec import AttentionSpec, FeedForwardSpec, LayerSpec, Pairing, RopeSpec, Scaling
 from everwarm.types import Metadata
 
+GREATEST = 2**31 - 1
+"""Of every count in the metadata: the kernels count in 32 bits."""
+
+MOST_WIDTH = 1 << 24
+"""Elements of a row of activations. The widest model has 53,248."""
+
 Scalar = TypeVar("Scalar", int, float, str)
 
 
@@ -50,8 +56,9 @@ class Keys:
 
     def positive(self, key: str, default: int | None = None) -> int:
         value = self.require(key, 0) if default is None else self.get(key, default)
-        if value < 1:
-            raise ModelError(f"{self.architecture}.{key} = {value}: must be at least 1")
+        if not 1 <= value <= GREATEST:
+            limit = "at least 1" if value < 1 else f"at most {GREATEST:,}"
+            raise ModelError(f"{self.architecture}.{key} = {value:,}: must be {limit}; the file is damaged, or hostile")
         return value
 
 
@@ -63,6 +70,11 @@ def refuse_variants(keys: Keys) -> None:
         raise ModelError(
             f"{keys.architecture}.attention.causal is false: only causal (text-generating) models are supported"
         )
+
+
+def check_width(keys: Keys, *widths: int) -> None:
+    if (widest := max(widths)) > MOST_WIDTH:
+        raise ModelError(f"{keys.architecture}: rows of {widest:,} elements, at most {MOST_WIDTH:,} are supported")
 
 
 def read_attention(
@@ -78,6 +90,7 @@ def read_attention(
         raise ModelError(
             f"{keys.architecture}: value_length {value_dim} differs from key_length {head_dim}: not supported yet"
         )
+    check_width(keys, width, heads * head_dim)
     return AttentionSpec(
         heads=heads,
         kv_heads=kv_heads,
@@ -91,7 +104,9 @@ def read_attention(
 
 
 def read_feed_forward(keys: Keys) -> FeedForwardSpec:
-    return FeedForwardSpec(keys.positive("feed_forward_length"))
+    width = keys.positive("feed_forward_length")
+    check_width(keys, width)
+    return FeedForwardSpec(width)
 
 
 def read_rope(keys: Keys, pairing: Pairing, head_dim: int) -> RopeSpec:

@@ -8,6 +8,9 @@ changes nothing for models that do not use it.
 from dataclasses import dataclass
 from typing import Literal
 
+from everwarm.errors import ModelError
+from everwarm.kernels.backend import KVShape
+
 Pairing = Literal["adjacent", "halves"]
 """Which elements of a head rotate together: (0,1)(2,3)... as in llama's GGUF files, or (0,d/2)(1,d/2+1)... (NeoX)."""
 
@@ -78,6 +81,14 @@ class ModelConfig:
     context: int
     norm_epsilon: float
     layers: tuple[LayerSpec, ...]
+
+    @property
+    def kv_shape(self) -> KVShape:
+        """Of all layers; raises ModelError if they differ."""
+        groups = kv_groups(self.layers)
+        if len(groups) > 1:
+            raise ModelError(f"{self.architecture}: layers with KV of {len(groups)} shapes are not supported yet")
+        return KVShape(len(self.layers), groups[0].kv_heads, groups[0].head_dim)
 
 
 @dataclass(frozen=True, slots=True)

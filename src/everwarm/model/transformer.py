@@ -8,12 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from everwarm.errors import ModelError
-from everwarm.kernels.backend import F32, KV, Affine, Array, Backend, KVShape, Span, Step, Weight
+from everwarm.kernels.backend import F32, KV, Affine, Array, Backend, Span, Step, Weight
 from everwarm.model import tensors
 from everwarm.model.numerics import numerics_id
 from everwarm.model.rope import make_rope
-from everwarm.model.spec import AttentionSpec, FeedForwardSpec, ModelConfig, kv_groups
+from everwarm.model.spec import AttentionSpec, FeedForwardSpec, ModelConfig
 from everwarm.weights.cache import WeightCache
 
 __all__ = ["KV", "Span", "Transformer"]
@@ -57,10 +56,7 @@ class Transformer:
         self._rope_of = [ropes.index(layer.attention.rope) for layer in config.layers]
         self._rotaries = [make_rope(rope, factors) for rope in ropes]
         self.numerics_id = numerics_id(config, self._rotaries, backend)
-        groups = kv_groups(config.layers)
-        if len(groups) > 1:
-            raise ModelError(f"{config.architecture}: layers with KV of {len(groups)} shapes are not supported yet")
-        self.kv_shape = KVShape(len(config.layers), groups[0].kv_heads, groups[0].head_dim)
+        self.kv_shape = config.kv_shape
         self._program: _Program | None = None
         self._forgotten = 0  # how often: what is being recorded meanwhile is forgotten, too
         weights.before_release(self._forget)

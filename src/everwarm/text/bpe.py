@@ -21,7 +21,6 @@ from everwarm.text.words import WordSplitter
 
 _REMEMBERED_WORDS = 1 << 16
 _LONGEST_REMEMBERED = 32
-_LONGEST_MERGED_NAME = 64
 
 
 def _byte_alphabet() -> str:
@@ -63,15 +62,15 @@ class BytePairEncoder:
 
 def _build_model(vocabulary: Vocabulary, merges: Sequence[str], ignore_merges: bool) -> models.BPE:
     ids = dict(vocabulary.ids)
-    ranked = dict.fromkeys(merges)  # of equal merges the first counts; `tokenizers` would take the last
-    for text in vocabulary.of_kind(Kind.CONTROL, Kind.UNKNOWN):
+    control = vocabulary.of_kind(Kind.CONTROL, Kind.UNKNOWN)
+    for text in control:
         del ids[text]
-        for at in range(1, min(len(text), _LONGEST_MERGED_NAME)):
-            ranked.pop(f"{text[:at]} {text[at:]}", None)
     # A byte without a token must still keep its neighbours apart: it gets an id beyond the vocabulary, dropped later.
     for character in BYTE_ALPHABET:
         ids.setdefault(character, len(vocabulary.texts) + ord(character))
+    ranked = dict.fromkeys(merges)  # of equal merges the first counts; `tokenizers` would take the last
     pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in ranked)]
+    pairs = [(left, right) for left, right in pairs if left + right not in control]
     try:
         return models.BPE(ids, pairs, cache_capacity=0, ignore_merges=ignore_merges)
     except Exception:

@@ -89,8 +89,11 @@ class SentencePiece:
 
 def _word_boundary(texts: Iterable[str]) -> re.Pattern[str]:
     """The empty place before a space that no token reaches across."""
-    with_space_inside = [text for text in texts if text.find(_SPACE, 1) > 0]
-    joining = {text[at - 1] for text in with_space_inside for at in range(1, len(text)) if text[at] == _SPACE}
+    joining: set[str] = set()
+    for text in texts:
+        if text.find(_SPACE, 1) > 0:
+            first, *others = text.split(_SPACE)[:-1]
+            joining.update(first[-1:], (before[-1:] or _SPACE for before in others))
     left = "".join(re.escape(character) for character in sorted(joining))
     return re.compile(f"(?<=[^{left}])(?={_SPACE})" if left else f"(?<=.)(?={_SPACE})", re.DOTALL)
 
