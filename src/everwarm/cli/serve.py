@@ -13,6 +13,8 @@ from everwarm.cli.console import err
 from everwarm.cli.options import LoadSettings, loads_model
 from everwarm.config import Share, parse_size
 from everwarm.errors import ConfigError
+from everwarm.server import descriptors
+from everwarm.server.connections import ConnectionLimits, IPNetwork
 
 DEFAULT = "smollm2"
 
@@ -46,6 +48,33 @@ def serve(
         list[str] | None,
         typer.Option(
             envvar="EVERWARM_CORS", help="Origin whose pages may ask from a browser; may be given several times."
+        ),
+    ] = None,
+    max_connections: Annotated[
+        int,
+        typer.Option(
+            envvar="EVERWARM_MAX_CONNECTIONS",
+            help="Connections at once; fewer if the system allows fewer file descriptors.",
+            min=1,
+            max=60_000,
+        ),
+    ] = 4096,
+    max_connections_per_address: Annotated[
+        int | None,
+        typer.Option(
+            envvar="EVERWARM_MAX_CONNECTIONS_PER_ADDRESS",
+            help="Connections at once from one address. Half of all by default.",
+            show_default=False,
+            min=1,
+            max=60_000,
+        ),
+    ] = None,
+    proxy: Annotated[
+        list[str] | None,
+        typer.Option(
+            envvar="EVERWARM_PROXY",
+            help="Address or network of a reverse proxy, such as 10.0.0.0/8: its connections are not limited per "
+            "address. May be given several times.",
         ),
     ] = None,
     context: Annotated[
@@ -91,6 +120,7 @@ def serve(
             f"{host} can be reached from other machines, and without a key anyone there could use the model and read "
             "what agents remember: give --api-key (or EVERWARM_API_KEYS), or --insecure if that is meant"
         )
+    connections = connection_limits(max_connections, max_connections_per_address, proxy or (), max_queue)
     listener = _listen(host, port)
     address = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
     err.print(f"listening at {address}; {address}/health says when {model} is ready, Ctrl-C ends", markup=False)
@@ -105,8 +135,11 @@ def serve(
         limits = Limits(most_queued=max_queue, most_body_bytes=body, timeout_s=request_timeout, context=context)
         return load_model(model, progress, settings, limits, keys, cors or (), pull=model == DEFAULT)
 
+    def ready(seconds: float) -> None:
+        err.print(f"ready after {seconds:.1f} s: {address}/v1", markup=False)
+
     with listener:
-        process.run(listener, load, grace, lambda s: err.print(f"ready after {s:.1f} s: {address}/v1", markup=False))
+        process.run(listener, load, grace, ready, connections)
 
 
 def parse_keys(given: Iterable[str]) -> dict[str, str]:
@@ -121,6 +154,24 @@ def parse_keys(given: Iterable[str]) -> dict[str, str]:
         if keys.setdefault(key, tenant) != tenant:
             raise ConfigError(f"API key {number}: the same key is given to tenants {keys[key]!r} and {tenant!r}")
     return keys
+
+
+def connection_limits(in_all: int, per_address: int | None, proxies: Iterable[str], requests: int) -> ConnectionLimits:
+    """How many connections there may be, once the limit of descriptors has been raised."""
+    possible = descriptors.for_connections(descriptors.raise_limit(), requests)
+    if possible < in_all:
+        err.print(f"at most {possible:,} connections: the system allows no more file descriptors (ulimit -n)")
+    in_all = min(in_all, possible)
+    return ConnectionLimits(
+        in_all, per_address or max(1, in_all // 2), tuple(parse_network(proxy) for proxy in proxies)
+    )
+
+
+def parse_network(text: str) -> IPNetwork:
+    try:
+        return ipaddress.ip_network(text.strip(), strict=False)
+    except ValueError:
+        raise ConfigError(f"--proxy {text!r}: expected an address or a network, such as 10.0.0.0/8") from None
 
 
 def _variable_keys() -> list[str]:
