@@ -8,7 +8,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,10 +23,15 @@ from everwarm.llm import LLM
 from everwarm.server.app import create_app
 from everwarm.server.connections import ConnectionLimits
 from everwarm.server.http import HttpServer
+from everwarm.server.keys import Keys
+from everwarm.server.origin import Origins
 from everwarm.server.serving import Limits
 
 LETTERS = {str(byte): 50 for byte in b"abcdefghijklmnopqrstuvwxyz"}
 """A logit bias that has a tiny model write letters only: each is a token of its own, its id is its byte."""
+
+FILE = {"Content-Type": "application/octet-stream"}
+"""What an agent that is imported must be called."""
 
 TOOLS_TEMPLATE = (
     "{% if tools %}<|im_start|>tools\n{% for t in tools %}{{ t['function']['name'] }}: "
@@ -55,6 +60,8 @@ def running(
     name: str = "tiny",
     limits: Limits | None = None,
     keys: Mapping[str, str] | None = None,
+    operators: Collection[str] = (),
+    origins: Origins | None = None,
     connections: ConnectionLimits | None = None,
     **settings: Any,
 ) -> Iterator[Running]:
@@ -62,7 +69,7 @@ def running(
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(config.PREFIX + "HOME", str(home))
         with everwarm.load(model, **{"warm": "on", "threads": 2, **settings}) as llm:
-            app = create_app(llm, name, limits, keys)
+            app = create_app(llm, name, limits, Keys(keys or {}, operators), origins)
             with socket.create_server(("127.0.0.1", 0)) as listener:
                 server = HttpServer(app, connections)
                 thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

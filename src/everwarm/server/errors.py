@@ -66,7 +66,13 @@ def as_api_error(error: BaseException) -> ApiError:
 def body(error: ApiError, path: str) -> dict[str, object]:
     """The body of a response."""
     if path.startswith("/v1/messages"):
-        kinds = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error"}
+        kinds = {
+            401: "authentication_error",
+            403: "permission_error",
+            404: "not_found_error",
+            413: "request_too_large",
+            429: "rate_limit_error",
+        }
         kind = kinds.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
         if error.status in (503, 529):
             kind = "overloaded_error"
