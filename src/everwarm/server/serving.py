@@ -19,6 +19,7 @@ from everwarm.kv.receipt import Receipt
 from everwarm.llm import LLM, End, Event, Generation
 from everwarm.server.errors import ApiError
 from everwarm.server.keys import Keys
+from everwarm.server.redact import without_paths
 from everwarm.waiting import Cancellation
 
 LAST_WORDS_S = 1.0
@@ -201,9 +202,10 @@ def receipt_headers(receipt: Receipt | None) -> dict[str, str]:
         "X-Everwarm-Tier": receipt.tier,
         "X-Everwarm-Cached-Tokens": str(receipt.cached_tokens),
         "X-Everwarm-Prompt-Tokens": str(receipt.prompt_tokens),
-        "X-Everwarm-Reason": receipt.reason.encode("ascii", "replace").decode().replace("\n", " "),
+        "X-Everwarm-Reason": without_paths(receipt.reason).encode("ascii", "replace").decode().replace("\n", " "),
     }
 
 
 def receipt_json(receipt: Receipt) -> dict[str, Any]:
-    return asdict(receipt)
+    error = None if receipt.error is None else without_paths(receipt.error)
+    return asdict(receipt) | {"reason": without_paths(receipt.reason), "error": error}
