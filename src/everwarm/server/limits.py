@@ -13,16 +13,22 @@ from collections.abc import Callable, Iterator
 
 from fastapi import Request
 from pydantic_core import from_json
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from everwarm.server.errors import ApiError, response
+from everwarm.server.keys import CALLER, Caller
+from everwarm.server.refusal import refuse
 from everwarm.server.serving import Serving
 
 OPEN = frozenset({"/health"})
-"""Paths that answer without a key."""
+"""Paths that answer to everyone: without a key, under any name, for any page."""
 
 STREAMED = re.compile(r"/v1/agents/import/?")
 """Paths that read their own, larger bodies as they come."""
+
+OPERATED = frozenset({"/metrics"})
+"""Paths that an operator's key opens."""
 
 QUEUED = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages"})
 """Paths that generate: so many at once as the queue holds."""
@@ -35,11 +41,6 @@ MOST_VALUES = 500_000
 
 BODY_S = 60.0
 """How long a client may take to send its body."""
-
-
-LINGER_S = 5.0
-MOST_LINGER = 256 << 20
-"""How long, and how much, is still read of a body that was refused."""
 
 
 class Guard:
@@ -59,7 +60,7 @@ class Guard:
         try:
             hold = held.enter_context(self._holding())
             if path not in OPEN:
-                self._serving.tenant(Request(scope))
+                scope[CALLER] = self._caller(scope)
             if path in QUEUED:
                 self._serving.check_queue()  # before the body is read
             if not STREAMED.fullmatch(path):
@@ -73,12 +74,16 @@ class Guard:
         except ApiError as error:
             held.close()
             if body is None:
-                await _refuse(error, scope, receive, send)
+                await refuse(error, scope, receive, send)
             else:
                 await response(error, path)(scope, receive, send)
             return
         with held:
             await self._app(scope, receive, send)
+
+    def _caller(self, scope: Scope) -> Caller:
+        keys, headers = self._serving.keys, Headers(scope=scope)
+        return keys.caller(headers) if scope["path"] in OPERATED else Caller(keys.tenant(headers))
 
     @contextlib.contextmanager
     def _holding(self) -> Iterator[Callable[[int], None]]:
@@ -121,25 +126,6 @@ class Guard:
                         return b"".join(parts)
         except TimeoutError:
             raise ApiError(408, f"the body did not come within {BODY_S:g} s", "timeout_error") from None
-
-
-async def _refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer at once. Most clients read no answer before they have sent all of the body, and lose it if the connection
-    is reset meanwhile: what still comes is thrown away, for a while.
-    """
-    refusal = response(error, scope["path"])
-    refusal.headers["Connection"] = "close"
-    await send({"type": "http.response.start", "status": refusal.status_code, "headers": refusal.raw_headers})
-    await send({"type": "http.response.body", "body": refusal.body, "more_body": True})
-    left = MOST_LINGER
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(LINGER_S):
-            while left > 0:
-                message = await receive()
-                if message["type"] == "http.disconnect" or not message.get("more_body", False):
-                    break
-                left -= len(message["body"])
-    await send({"type": "http.response.body", "body": b""})
 
 
 def _check_kind(scope: Scope) -> None:
