@@ -61,7 +61,8 @@ struct KeyReader {
     const F32 codes = TYPE == KVType::q8 ? load_i8(reinterpret_cast<const int8_t*>(head) + at)
                                          : centred_nibbles(head + row / 2 * BLOCK + 16 * vector, row % 2);  // two rows share bytes
     F32 keys = mul(codes, load_f16(scale + group));
-    for (int i = 0; i < KEY_OUTLIERS; i++) keys = replace_where(keys, place + i * scales + group, row % GROUP, outlier + i * scales + group);
+    for (int i = 0; i < KEY_OUTLIERS; i++)
+      keys = replace_where(keys, place + i * scales + group, row % GROUP, outlier + i * scales + group);
     return keys;
   }
 };
@@ -96,7 +97,8 @@ void convert_values(const uint8_t* head, int dim, const float* inverse, uint8_t*
   const ValueReader<TYPE> values{head, dim};
   for (int t = 0; t < BLOCK; t += 2)
     for (int v = 0; v < dim / 16; v++)
-      store_bytes(out + (size_t(t) / 2 * (dim / 16) + v) * 64, pairs(round(mul(values.at(t, v), splat(inverse[t]))), round(mul(values.at(t + 1, v), splat(inverse[t + 1])))));
+      store_bytes(out + (size_t(t) / 2 * (dim / 16) + v) * 64,
+                  pairs(round(mul(values.at(t, v), splat(inverse[t]))), round(mul(values.at(t + 1, v), splat(inverse[t + 1])))));
 }
 
 // What a unit's exponents mean. Tokens that nobody has written may have any: their scores are not used.
@@ -206,7 +208,8 @@ void store_kv(Pool& pool, const KVShape& s, const float* k, const float* v, cons
 // b is [depth / 2][16 * vectors][2]. If `next` is given it is laid out like b and will be read soon: it is far, and the hardware
 // follows a stream to the end of its page only.
 template <int T, int N, class Finish>
-inline void small_product(const int16_t* a, size_t a_stride, const uint8_t* b, const uint8_t* next, int pairs, int vectors, int vector, Finish&& finish) {
+inline void small_product(const int16_t* a, size_t a_stride, const uint8_t* b, const uint8_t* next, int pairs, int vectors, int vector,
+                          Finish&& finish) {
   I32 acc[T][N];
 #pragma GCC unroll 8
   for (int t = 0; t < T; t++)
@@ -234,7 +237,8 @@ inline void small_product(const int16_t* a, size_t a_stride, const uint8_t* b, c
 
 // rows x (16 * vectors): as many rows at a time as the registers hold. finish(row, vector, sum) takes the sums.
 template <class Finish>
-inline void product(const int16_t* a, size_t a_stride, int rows, const uint8_t* b, const uint8_t* next, int pairs, int vectors, Finish&& finish) {
+inline void product(const int16_t* a, size_t a_stride, int rows, const uint8_t* b, const uint8_t* next, int pairs, int vectors,
+                    Finish&& finish) {
   for (int r = 0; r < rows;) {
     const auto some = [&](auto count) {
       constexpr int T = decltype(count)::value;
@@ -246,11 +250,16 @@ inline void product(const int16_t* a, size_t a_stride, int rows, const uint8_t* 
       r += T;
     };
     const int left = rows - r;
-    if (left >= ATTENTION_ROWS) some(std::integral_constant<int, ATTENTION_ROWS>());
-    else if (ATTENTION_ROWS > 4 && left >= 4) some(std::integral_constant<int, ATTENTION_ROWS < 4 ? ATTENTION_ROWS : 4>());
-    else if (ATTENTION_ROWS > 3 && left == 3) some(std::integral_constant<int, ATTENTION_ROWS < 3 ? ATTENTION_ROWS : 3>());
-    else if (ATTENTION_ROWS > 2 && left == 2) some(std::integral_constant<int, 2>());
-    else some(std::integral_constant<int, 1>());
+    if (left >= ATTENTION_ROWS)
+      some(std::integral_constant<int, ATTENTION_ROWS>());
+    else if (ATTENTION_ROWS > 4 && left >= 4)
+      some(std::integral_constant<int, (ATTENTION_ROWS < 4 ? ATTENTION_ROWS : 4)>());
+    else if (ATTENTION_ROWS > 3 && left == 3)
+      some(std::integral_constant<int, (ATTENTION_ROWS < 3 ? ATTENTION_ROWS : 3)>());
+    else if (ATTENTION_ROWS > 2 && left == 2)
+      some(std::integral_constant<int, 2>());
+    else
+      some(std::integral_constant<int, 1>());
   }
 }
 
@@ -261,7 +270,8 @@ inline F32 soft_cap(F32 s, float cap) {  // cap * tanh(s / cap)
 
 // Integer scores of one query over the tokens [low, high) of a unit become weights 2^(score + exponent - m), the rest become 0.
 // `factor` makes a score of an integer. Returns m and the sum of 2^(score - m).
-inline void soften(const int32_t* integers, const UnitScales& unit, int vectors, int low, int high, float factor, float softcap, int16_t* weights, float& m, float& l) {
+inline void soften(const int32_t* integers, const UnitScales& unit, int vectors, int low, int high, float factor, float softcap,
+                   int16_t* weights, float& m, float& l) {
   float scores[UNIT_TOKENS] = {};
   for (int v = 0; v < vectors; v++) {
     const F32 integer = to_f32(iload(integers + 16 * v)), scale = mul(load(unit.key + 16 * v), splat(factor));
@@ -328,7 +338,7 @@ constexpr int QUERIES = 96;  // query vectors (rows x heads that share a KV head
 // (m, l, o), or, if `partials` is given, left there one by one: per query and unit head_dim + 2 floats.
 template <KVType TYPE>
 void attend(const KVShape& s, const float* q, int heads, const SpanRows& span, int kv_head, int row, int rows, int first, int last,
-                   float scale, int window, float softcap, AttentionScratch& t, float* partials) {
+            float scale, int window, float softcap, AttentionScratch& t, float* partials) {
   const int dim = s.head_dim, shared = heads / s.kv_heads, queries = rows * shared, units = last - first;
   t.q.resize(size_t(queries) * dim), t.factors.resize(queries), t.out.resize(size_t(queries) * dim);
   t.scores.resize(size_t(queries) * UNIT_TOKENS), t.weights.resize(size_t(queries) * UNIT_TOKENS);
@@ -343,7 +353,8 @@ void attend(const KVShape& s, const float* q, int heads, const SpanRows& span, i
     for (int d = 0; d < dim; d += 16) store_i16(&t.q[size_t(i) * dim + d], round(mul(load(from + d), inverse)));
   }
   const int newest = span.start + row + rows - 1;
-  const int oldest = window > 0 && span.start + row + 1 - window > 0 ? (span.start + row + 1 - window) / BLOCK : 0;  // block that anyone sees
+  const int oldest =
+      window > 0 && span.start + row + 1 - window > 0 ? (span.start + row + 1 - window) / BLOCK : 0;  // block that anyone sees
   const auto head_of = [&](int b) { return span.blocks[b] + kv_head * head_bytes(s); };
   const auto exponents_of = [&](int b) { return reinterpret_cast<const int8_t*>(head_of(b) + key_bytes(s) + value_bytes(s)); };
   const auto keys = [&](int b) -> const uint8_t* {
@@ -395,10 +406,11 @@ void attend(const KVShape& s, const float* q, int heads, const SpanRows& span, i
     }
     for (int b = begin; b < end; b++) {
       const int at = (b - unit * UNIT) * BLOCK, count = from + tokens - b * BLOCK < BLOCK ? from + tokens - b * BLOCK : BLOCK;
-      product(&t.weights[at], UNIT_TOKENS, queries, values(b, t.unit.inverse + at), next(), (count + 1) / 2, dim / 16, [&](int query, int v, I32 sum) {
-        float* out = &t.out[size_t(query) * dim + 16 * v];
-        store(out, b > begin ? ::everwarm::EVERWARM_ISA::add(load(out), to_f32(sum)) : to_f32(sum));
-      });
+      product(&t.weights[at], UNIT_TOKENS, queries, values(b, t.unit.inverse + at), next(), (count + 1) / 2, dim / 16,
+              [&](int query, int v, I32 sum) {
+                float* out = &t.out[size_t(query) * dim + 16 * v];
+                store(out, b > begin ? ::everwarm::EVERWARM_ISA::add(load(out), to_f32(sum)) : to_f32(sum));
+              });
     }
     if (partials) {
       for (int i = 0; i < queries; i++) {
@@ -470,7 +482,9 @@ void attention(Pool& pool, const KVShape& s, const float* q, int heads, const Sp
     for (int i = 0; i < head.rows * shared; i++) {
       float m = -INFINITY, l = 0.f;
       o.assign(dim, 0.f);
-      for (size_t k = starts[index]; k < tasks.size() && tasks[k].split && tasks[k].span == head.span && tasks[k].kv_head == head.kv_head && tasks[k].row == head.row; k++) {
+      for (size_t k = starts[index];
+           k < tasks.size() && tasks[k].split && tasks[k].span == head.span && tasks[k].kv_head == head.kv_head && tasks[k].row == head.row;
+           k++) {
         const int units = tasks[k].last - tasks[k].first;
         for (int u = 0; u < units; u++) {
           const float* p = &partials[tasks[k].partials + (size_t(i) * units + u) * (dim + 2)];

@@ -58,14 +58,23 @@ class Rows {
   QuantOut quant_out() {
     const size_t groups = size_t(rows_) * (width_ / GROUP);
     quantised_ = true;
-    return {width_, reinterpret_cast<int8_t*>(codes_.reserve(size_t(rows_) * width_)), reinterpret_cast<float*>(scale_.reserve(groups * 4)),
-            reinterpret_cast<float*>(scaled_sum_.reserve(groups * 4)), reinterpret_cast<int32_t*>(sums_.reserve(groups * 8)),
-            reinterpret_cast<float*>(outlier_.reserve(groups * 4)), reinterpret_cast<int32_t*>(outlier_at_.reserve(groups * 4))};
+    return {width_,
+            reinterpret_cast<int8_t*>(codes_.reserve(size_t(rows_) * width_)),
+            reinterpret_cast<float*>(scale_.reserve(groups * 4)),
+            reinterpret_cast<float*>(scaled_sum_.reserve(groups * 4)),
+            reinterpret_cast<int32_t*>(sums_.reserve(groups * 8)),
+            reinterpret_cast<float*>(outlier_.reserve(groups * 4)),
+            reinterpret_cast<int32_t*>(outlier_at_.reserve(groups * 4))};
   }
   QuantRows quant() const {
-    return {rows_, width_, reinterpret_cast<int8_t*>(codes_.get()), reinterpret_cast<float*>(scale_.get()),
-            reinterpret_cast<float*>(scaled_sum_.get()), reinterpret_cast<int32_t*>(sums_.get()),
-            reinterpret_cast<float*>(outlier_.get()), reinterpret_cast<int32_t*>(outlier_at_.get())};
+    return {rows_,
+            width_,
+            reinterpret_cast<int8_t*>(codes_.get()),
+            reinterpret_cast<float*>(scale_.get()),
+            reinterpret_cast<float*>(scaled_sum_.get()),
+            reinterpret_cast<int32_t*>(sums_.get()),
+            reinterpret_cast<float*>(outlier_.get()),
+            reinterpret_cast<int32_t*>(outlier_at_.get())};
   }
 
  private:
@@ -76,8 +85,8 @@ class Rows {
 
 // Blocks of keys and values: one contiguous buffer each, all layers, addressed by a handle.
 //
-// Blocks lie side by side in chunks on huge pages: filling 94 MB takes 14 ms there, 50 ms on small pages, 8 ms where memory is used again. So
-// a released block keeps its memory for the next one until `trim` gives it back.
+// Blocks lie side by side in chunks on huge pages: filling 94 MB takes 14 ms there, 50 ms on small pages, 8 ms where memory is used again.
+// So a released block keeps its memory for the next one until `trim` gives it back.
 class KVPool {
   static constexpr size_t PAGE = 4096, HUGE = 2 << 20, CHUNK = 32 << 20;
   enum class State : uint8_t { empty, spare, live };  // without memory; released, with memory; in use

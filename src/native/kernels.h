@@ -79,7 +79,9 @@ constexpr int BLOCK = 64;  // tokens per KV block; attention adds up block by bl
 // one scale can't serve both.
 constexpr int KEY_OUTLIERS = 2;
 
-inline size_t code_bytes(const KVShape& s) { return size_t(s.head_dim) * BLOCK * (s.type == KVType::f16 ? 4 : s.type == KVType::q8 ? 2 : 1) / 2; }
+inline size_t code_bytes(const KVShape& s) {
+  return size_t(s.head_dim) * BLOCK * (s.type == KVType::f16 ? 4 : s.type == KVType::q8 ? 2 : 1) / 2;
+}
 inline size_t scale_count(const KVShape& s) { return s.type == KVType::f16 ? 0 : size_t(s.head_dim / GROUP) * BLOCK; }
 inline size_t key_bytes(const KVShape& s) { return code_bytes(s) + scale_count(s) * (2 + 3 * KEY_OUTLIERS); }
 inline size_t value_bytes(const KVShape& s) { return code_bytes(s) + scale_count(s) * 2; }

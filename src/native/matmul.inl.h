@@ -8,7 +8,8 @@
 struct PanelPlanes {
   const uint8_t *code, *thin, *small;
   const uint16_t* half;
-  explicit PanelPlanes(const Weight& w, int panel) : code(w.code(panel, 0)), thin(w.thin(panel, 0)), small(w.small(panel, 0)), half(w.half(panel)) {}
+  explicit PanelPlanes(const Weight& w, int panel)
+      : code(w.code(panel, 0)), thin(w.thin(panel, 0)), small(w.small(panel, 0)), half(w.half(panel)) {}
 };
 
 template <Codes C>
@@ -375,7 +376,8 @@ inline int row_block(int inputs) {
 
 inline QuantRows rows_from(const QuantRows& x, int first, int count) {
   const size_t at = size_t(first) * (x.inputs / GROUP);
-  return {count, x.inputs, x.codes + size_t(first) * x.inputs, x.scale + at, x.scaled_sum + at, x.sums + 2 * at, x.outlier + at, x.outlier_at + at};
+  return {count,          x.inputs,         x.codes + size_t(first) * x.inputs, x.scale + at, x.scaled_sum + at, x.sums + 2 * at,
+          x.outlier + at, x.outlier_at + at};
 }
 
 inline Scratch& scratch_of_thread() {

@@ -26,10 +26,10 @@ struct Type {
 };
 
 constexpr Type TYPES[] = {
-    {"Q4_0", Codes::nibbles, Scales::half, 8, 32, 18},       {"Q4_1", Codes::nibbles, Scales::half_min, 0, 32, 20},
-    {"Q5_0", Codes::five, Scales::half, 16, 32, 22},         {"Q5_1", Codes::five, Scales::half_min, 0, 32, 24},
-    {"Q8_0", Codes::bytes, Scales::half, 128, 32, 34},       {"Q4_K", Codes::nibbles, Scales::super_min, 0, 256, 144},
-    {"Q5_K", Codes::five, Scales::super_min, 0, 256, 176},   {"Q6_K", Codes::six, Scales::super, 32, 256, 210},
+    {"Q4_0", Codes::nibbles, Scales::half, 8, 32, 18},     {"Q4_1", Codes::nibbles, Scales::half_min, 0, 32, 20},
+    {"Q5_0", Codes::five, Scales::half, 16, 32, 22},       {"Q5_1", Codes::five, Scales::half_min, 0, 32, 24},
+    {"Q8_0", Codes::bytes, Scales::half, 128, 32, 34},     {"Q4_K", Codes::nibbles, Scales::super_min, 0, 256, 144},
+    {"Q5_K", Codes::five, Scales::super_min, 0, 256, 176}, {"Q6_K", Codes::six, Scales::super, 32, 256, 210},
 };
 
 const Type* find(const std::string& name) {
@@ -108,9 +108,7 @@ void put_group(const Weight& w, const Planes& to, int group, int lane, const uin
 
 void put_scales(const Type& type, const Weight& w, const Planes& to, int unit, int lane, const uint8_t* b) {
   switch (w.scales) {
-    case Scales::half:
-      to.half[unit * PANEL + lane] = u16(b);
-      break;
+    case Scales::half: to.half[unit * PANEL + lane] = u16(b); break;
     case Scales::half_min:
       to.half[unit * 2 * PANEL + lane] = u16(b);
       to.half[unit * 2 * PANEL + PANEL + lane] = u16(b + 2);
@@ -149,9 +147,7 @@ void dequantize_row(const Weight& w, int row, float* out) {
       const int super = g / (SUPER / GROUP);
       float& x = out[g * GROUP + i];
       switch (w.scales) {
-        case Scales::half:
-          x = half_to_float(half[g * PANEL + lane]) * code;
-          break;
+        case Scales::half: x = half_to_float(half[g * PANEL + lane]) * code; break;
         case Scales::half_min:
           x = half_to_float(half[g * 2 * PANEL + lane]) * code + half_to_float(half[g * 2 * PANEL + PANEL + lane]);
           break;

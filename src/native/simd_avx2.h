@@ -6,9 +6,15 @@
 
 namespace everwarm::avx2 {
 
-struct F32 { __m256 a, b; };
-struct I32 { __m256i a, b; };
-struct Bytes { __m256i a, b; };
+struct F32 {
+  __m256 a, b;
+};
+struct I32 {
+  __m256i a, b;
+};
+struct Bytes {
+  __m256i a, b;
+};
 
 inline F32 load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
 inline void store(float* p, F32 x) { _mm256_storeu_ps(p, x.a), _mm256_storeu_ps(p + 8, x.b); }
@@ -99,7 +105,9 @@ inline Bytes low_nibbles(Bytes x) { return {_mm256_and_si256(x.a, _mm256_set1_ep
 inline Bytes high_nibbles(Bytes x) { return low_nibbles({_mm256_srli_epi16(x.a, 4), _mm256_srli_epi16(x.b, 4)}); }
 template <int J>
 inline void add_bit(Bytes& code, Bytes plane) {
-  const auto at4 = [](__m256i v) { return J <= 4 ? _mm256_slli_epi16(v, 4 - (J <= 4 ? J : 4)) : _mm256_srli_epi16(v, (J > 4 ? J : 4) - 4); };
+  const auto at4 = [](__m256i v) {
+    return J <= 4 ? _mm256_slli_epi16(v, 4 - (J <= 4 ? J : 4)) : _mm256_srli_epi16(v, (J > 4 ? J : 4) - 4);
+  };
   const __m256i mask = _mm256_set1_epi8(0x10);
   code.a = _mm256_or_si256(code.a, _mm256_and_si256(at4(plane.a), mask));
   code.b = _mm256_or_si256(code.b, _mm256_and_si256(at4(plane.b), mask));
@@ -138,11 +146,10 @@ constexpr bool WIDE_DOT_IS_CENTRED = true;
 
 inline I32 iload(const int32_t* p) { return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 8))}; }
 inline void istore(int32_t* p, I32 x) { _mm256_storeu_si256((__m256i*)p, x.a), _mm256_storeu_si256((__m256i*)(p + 8), x.b); }
-inline void store_i16(int16_t* p, I32 x) {
-  _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xd8));
-}
+inline void store_i16(int16_t* p, I32 x) { _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xd8)); }
 inline Bytes pairs(I32 first, I32 second) {
-  return {_mm256_blend_epi16(first.a, _mm256_slli_epi32(second.a, 16), 0xaa), _mm256_blend_epi16(first.b, _mm256_slli_epi32(second.b, 16), 0xaa)};
+  return {_mm256_blend_epi16(first.a, _mm256_slli_epi32(second.a, 16), 0xaa),
+          _mm256_blend_epi16(first.b, _mm256_slli_epi32(second.b, 16), 0xaa)};
 }
 inline I32 dot_pairs(I32 acc, Bytes x, Bytes y) {
   return {_mm256_add_epi32(acc.a, _mm256_madd_epi16(x.a, y.a)), _mm256_add_epi32(acc.b, _mm256_madd_epi16(x.b, y.b))};

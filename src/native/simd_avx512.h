@@ -6,9 +6,15 @@
 
 namespace everwarm::avx512 {
 
-struct F32 { __m512 v; };
-struct I32 { __m512i v; };
-struct Bytes { __m512i v; };  // 64 bytes: four consecutive inputs for each of sixteen outputs
+struct F32 {
+  __m512 v;
+};
+struct I32 {
+  __m512i v;
+};
+struct Bytes {
+  __m512i v;
+};  // 64 bytes: four consecutive inputs for each of sixteen outputs
 
 inline F32 load(const float* p) { return {_mm512_loadu_ps(p)}; }
 inline void store(float* p, F32 a) { _mm512_storeu_ps(p, a.v); }
@@ -31,9 +37,7 @@ inline F32 scale_by_power(F32 a, I32 n) {                      // a * 2^n
 inline F32 keep_if_at_least(F32 a, F32 x, float limit) {  // a where x >= limit, else 0
   return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.v, _mm512_set1_ps(limit), _CMP_GE_OQ), a.v)};
 }
-inline F32 zero_where_equal(F32 a, float x) {
-  return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a.v, _mm512_set1_ps(x), _CMP_NEQ_UQ), a.v)};
-}
+inline F32 zero_where_equal(F32 a, float x) { return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a.v, _mm512_set1_ps(x), _CMP_NEQ_UQ), a.v)}; }
 // All lanes, in a fixed order: i and i + 8, then i and i + 4, + 2, + 1.
 inline __m256 halves(__m512 v, __m256& high) {
   high = _mm512_extractf32x8_ps(v, 1);

@@ -6,6 +6,7 @@
 
 namespace everwarm::portable {
 
+// clang-format off: one operation per line, as in the other simd_*.h
 constexpr int LANES = 16;
 struct F32 { float v[LANES]; };
 struct I32 { int32_t v[LANES]; };
@@ -151,5 +152,6 @@ inline I32 dot_pairs(I32 acc, Bytes a, Bytes b) {
 constexpr int ATTENTION_ROWS = 2;  // x 4 vectors
 constexpr int TILE_ROWS = 2;
 constexpr int PACKED_TILE = 4;
+// clang-format on
 
 }  // namespace everwarm::portable

@@ -72,7 +72,9 @@ void Pool::run(int count, Call call, void* context) {
   const uint64_t epoch = epoch_of(word_.load(std::memory_order_relaxed)) + 1;
   word_.store(epoch * NEXT_EPOCH | uint64_t(count) << INDEX_BITS, std::memory_order_seq_cst);
   if (sleeping_.load(std::memory_order_seq_cst) > 0) {
-    { std::lock_guard<std::mutex> lock(mutex_); }
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+    }
     wake_.notify_all();
   }
   while (claim_one(0)) {

@@ -30,7 +30,8 @@ void check_run(Pool& pool, int count) {
   for (int n : by_thread) total += n;
   for (int index = 0; index < count; index++)
     if (runs[index] != 1 || total != count) {
-      std::fprintf(stderr, "%d threads, count %d: index %d ran %d times, %d runs in all\n", pool.threads(), count, index, runs[index], total);
+      std::fprintf(stderr, "%d threads, count %d: index %d ran %d times, %d runs in all\n", pool.threads(), count, index, runs[index],
+                   total);
       std::exit(1);
     }
 }
