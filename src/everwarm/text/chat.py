@@ -32,6 +32,11 @@ CHATML = """\
 DEPTH_LIMIT = 64
 """Nesting of messages, tools and documents."""
 
+Watch = Callable[[Sequence[Segment]], None]
+"""Sees what a template has written so far, if it is long; may raise RequestError to stop it. The last segment may be
+the beginning of a control token.
+"""
+
 
 class ChatTemplate:
     """A model's templates: the default one, and perhaps one for requests with tools. Threads may share it."""
@@ -82,6 +87,7 @@ class ChatTemplate:
         tools: Sequence[object] | None = None,
         documents: Sequence[object] | None = None,
         add_generation_prompt: bool = True,
+        watch: Watch | None = None,
         **variables: object,
     ) -> list[Segment]:
         """The prompt. Further variables are those of the template itself, such as `enable_thinking`."""
@@ -93,7 +99,7 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
             **{name: _plain(value, name) for name, value in variables.items()},
         }
-        return template.render(inputs)
+        return template.render(inputs, watch)
 
     def variables(self, *, tools: bool = False) -> frozenset[str]:
         """Names that the template reads: says whether `tools`, `documents` or `enable_thinking` have any effect."""
@@ -120,14 +126,15 @@ class _Compiled:
         self._built = {token for word in ("", *program.literals) for token in self._frames.get(word, ())}
         self.dialect = Dialect.of(self._attempt)
 
-    def render(self, inputs: Mapping[str, Any]) -> list[Segment]:
+    def render(self, inputs: Mapping[str, Any], watch: Watch | None = None) -> list[Segment]:
         built = set(self._built)
         for message in inputs["messages"]:
             role = message["role"]
             for word in (role, role.lower(), role.upper(), role.capitalize()):
                 built |= self._frames.get(word, set())
         guard = Guard(inputs, self._tokens, ControlTokens(built))
-        return guard.read(self.program.run({**self._special, **guard.clear(inputs)}, guard.size))
+        see = None if watch is None else lambda text: watch(guard.read(text))
+        return guard.read(self.program.run({**self._special, **guard.clear(inputs)}, guard.size, see))
 
     def _attempt(self, messages: list[Message], tools: list[Any] | None) -> str | None:
         inputs = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": False}

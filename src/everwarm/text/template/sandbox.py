@@ -24,10 +24,11 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from everwarm.errors import TemplateError
+from everwarm.errors import RequestError, TemplateError
 from everwarm.text.template import meter as cost
 from everwarm.text.template.filters import FILTERS, TESTS, TemplateNamespace, metered
 from everwarm.text.template.meter import Limits, Meter, meter
+from everwarm.text.template.output import collected
 from everwarm.text.template.rewrite import Rewriter
 from everwarm.text.template.tokens import ControlTokens, unmarked
 
@@ -58,11 +59,15 @@ class Program:
             raise TemplateError(f"chat template: it can't be compiled: {one_line(error)}") from error
         self.literals = frozenset(rewriter.literals)
 
-    def run(self, variables: Mapping[str, object], input_size: int) -> str:
-        """Render plain data that holds `input_size` characters."""
+    def run(self, variables: Mapping[str, object], input_size: int, watch: Callable[[str], None] | None = None) -> str:
+        """Render plain data that holds `input_size` characters. `watch` sees what is written while it is long and
+        grows; it may raise RequestError.
+        """
         running = cost.start(Meter(self._limits, input_size))
         try:
-            return self._template.render(variables)
+            return collected(self._template.generate(variables), watch)
+        except RequestError:
+            raise
         except RaisedByTemplate as error:
             raise TemplateError(f"the chat template refuses these messages: {one_line(error)}") from error
         except Exception as error:  # it is someone else's program: anything may come out of it
