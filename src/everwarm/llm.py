@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -24,13 +25,13 @@ import numpy.typing as npt
 from everwarm import config, kernels
 from everwarm.engine.admission import Admission, Room
 from everwarm.engine.engine import Engine
-from everwarm.engine.prefill import check_prompt, prefill
+from everwarm.engine.prefill import check_prompt, prefill, too_long
 from everwarm.engine.processors import Constraint
 from everwarm.engine.sampler import Sampler
 from everwarm.engine.sampling import Sampling
 from everwarm.engine.score import Score, score
 from everwarm.engine.sequence import Sequence as EngineSequence
-from everwarm.errors import ModelError, RequestError
+from everwarm.errors import CancelledError, ModelError, RequestError
 from everwarm.generation import Asked, Drafter, End, Event, Generation, Message
 from everwarm.kernels.native import NativeBackend
 from everwarm.kv.agent import check_name
@@ -49,7 +50,7 @@ from everwarm.pull import resolve
 from everwarm.text.chat import ChatTemplate
 from everwarm.text.tokenizer import Tokenizer
 from everwarm.types import Segment
-from everwarm.waiting import Cancellation
+from everwarm.waiting import Cancellation, Line
 from everwarm.weights.cache import WeightCache
 from everwarm.weights.gguf import GGUFFile
 from everwarm.weights.identity import pack_was_touched, remember_pack, weights_id
@@ -63,6 +64,10 @@ _log = logging.getLogger(__name__)
 
 SCORE_WINDOW = 2048
 DEFAULT_MAX_TOKENS = 256
+LONG_TEXT = 1 << 16
+"""Characters of a prompt that is long: it is measured before it is tokenised, and not tokenised beyond the context."""
+LONGEST_NAME = 4096
+"""Characters of a control token's name, at most: so much of a prompt that is still being written may become one."""
 MOST_RUNNING = 64
 """Sequences that are computed at once; more wait."""
 
@@ -199,6 +204,7 @@ class LLM:
         self._admission = Admission(lambda: self._pool.most_blocks, MOST_RUNNING)
         self._opening = threading.Lock()
         self._template: ChatTemplate | None = None
+        self._long_texts: Line[None] = Line(lambda inside, one: not inside)
         self.control_ids = frozenset(self.tokenizer.special_tokens.values())
         self._sampling_s = 0.0
 
@@ -339,6 +345,7 @@ class LLM:
 
     def warm_up(self) -> None:
         """Compute a little and keep nothing of it: the first request finds threads running and memory in place."""
+        self.tokenizer.least_tokens([])
         count = min(64, self.config.context - 2)
         self.generate(tokens=[0] * count, max_tokens=2, ignore_eos=True, cache=False)
 
@@ -362,11 +369,30 @@ class LLM:
         messages: Sequence[Message] | None = None,
         special: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        context: int | None = None,
     ) -> tuple[list[Segment], bool]:
-        """What is to be tokenised, and whether BOS goes before it."""
+        """What is to be tokenised, and whether BOS goes before it. Raises ContextError as soon as it is certain that
+        its tokens don't fit into `context`.
+        """
+        segments, add_bos = self._segments(prompt, messages, special, tools, context)
+        if context is not None and sum(len(segment.text) for segment in segments) >= LONG_TEXT:
+            self._check_length(segments, context)
+        return segments, add_bos
+
+    def _segments(
+        self,
+        prompt: str | None,
+        messages: Sequence[Message] | None,
+        special: bool,
+        tools: Sequence[Mapping[str, Any]] | None,
+        context: int | None,
+    ) -> tuple[list[Segment], bool]:
         add_bos = self.tokenizer.add_bos
         if messages is not None:
-            segments = self.template.render(messages, tools=tools)
+            watch = None
+            if context is not None:
+                watch = partial(self._check_length, context=context, unsettled=LONGEST_NAME)
+            segments = self.template.render(messages, tools=tools, watch=watch)
             opens_with_bos = (
                 bool(segments)
                 and segments[0].special
@@ -378,6 +404,25 @@ class LLM:
         if not prompt:
             raise RequestError("the prompt is empty: give at least one character")
         return list(self.tokenizer.split(prompt)) if special else [Segment(prompt)], add_bos
+
+    def _check_length(self, segments: Sequence[Segment], context: int, unsettled: int = 0) -> None:
+        """Raise ContextError if they don't fit, whatever becomes of the last `unsettled` characters."""
+        least = self.tokenizer.least_tokens(segments) - unsettled
+        if least >= context:
+            raise too_long(f"at least {least:,}", context)
+
+    @contextmanager
+    def tokenising(self, segments: Sequence[Segment], cancelled: Cancellation) -> Iterator[bool]:
+        """Long texts one at a time: Python threads that compute hold up all others. Says whether it is one."""
+        if sum(len(segment.text) for segment in segments) < LONG_TEXT:
+            yield False
+            return
+        if not self._long_texts.enter(None, cancelled=cancelled):
+            raise CancelledError("cancelled while other long texts were tokenised")
+        try:
+            yield True
+        finally:
+            self._long_texts.leave(None)
 
     def encode_prompt(
         self,
@@ -436,12 +481,13 @@ class LLM:
             raise RequestError("give exactly one of prompt, messages and tokens")
         if agent is not None:
             check_name(agent, "agent")
+        limit = min(context or self.config.context, self.config.context)
         given: list[int] | tuple[list[Segment], bool]
         if tokens is not None:
             given = ids = _token_ids(tokens)
             check_prompt(self.model, ids)
         else:
-            given = self.segments(prompt, messages=messages, special=special, tools=tools)
+            given = self.segments(prompt, messages=messages, special=special, tools=tools, context=limit)
         return Generation(
             self,
             Asked(
@@ -457,7 +503,7 @@ class LLM:
                 cache,
                 keep,
                 priority,
-                min(context or self.config.context, self.config.context),
+                limit,
                 constraint,
                 drafter,
             ),

@@ -20,6 +20,7 @@ from everwarm.server.errors import ApiError, response
 from everwarm.server.keys import CALLER, Caller
 from everwarm.server.refusal import refuse
 from everwarm.server.serving import Serving
+from everwarm.server.texts import BODY_BYTES, LONG_BYTES
 
 OPEN = frozenset({"/health"})
 """Paths that answer to everyone: without a key, under any name, for any page."""
@@ -37,7 +38,10 @@ MOST_HELD = 256 << 20
 """Bytes of bodies that are being read or answered, of all requests together."""
 
 MOST_VALUES = 500_000
-"""Commas and brackets in a body: each may become an object in memory, many times its size on the wire."""
+VALUES, VALUES_PER_TOKEN = 50_000, 8
+"""Commas and brackets in a body: each may become an object, many times its size on the wire, and takes time on the
+event loop. No more than MOST_VALUES; fewer if the context is short: a message has three, a token id one.
+"""
 
 BODY_S = 60.0
 """How long a client may take to send its body."""
@@ -50,6 +54,7 @@ class Guard:
         self._app = app
         self._serving = serving
         self._held = 0  # bytes
+        self._long = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -65,9 +70,10 @@ class Guard:
                 self._serving.check_queue()  # before the body is read
             if not STREAMED.fullmatch(path):
                 body = await self._read(Request(scope), receive, hold)
+                scope[BODY_BYTES] = len(body)
                 if body:
                     _check_kind(scope)
-                    _check(body)
+                    await self._check(body)
                 receive = _again(body, receive)
             if path in QUEUED:
                 held.enter_context(self._serving.admitted())
@@ -105,6 +111,15 @@ class Guard:
         finally:
             self._held -= mine
 
+    async def _check(self, body: bytes) -> None:
+        """Long ones one after the other, so that others have their turn between two of them."""
+        if len(body) < LONG_BYTES:
+            _check_json(body, MOST_VALUES)
+            return
+        async with self._long:
+            _check_json(body, min(MOST_VALUES, VALUES + VALUES_PER_TOKEN * self._serving.context))
+            await asyncio.sleep(0)
+
     async def _read(self, request: Request, receive: Receive, hold: Callable[[int], None]) -> bytes:
         most = self._serving.limits.most_body_bytes
         announced = request.headers.get("content-length", "")
@@ -137,10 +152,10 @@ def _check_kind(scope: Scope) -> None:
         )
 
 
-def _check(body: bytes) -> None:
+def _check_json(body: bytes, most: int) -> None:
     values = body.count(b",") + body.count(b"[") + body.count(b"{")
-    if values > MOST_VALUES:
-        raise ApiError(413, f"the body has {values:,} commas and brackets, the limit is {MOST_VALUES:,}")
+    if values > most:
+        raise ApiError(413, f"the body has {values:,} commas and brackets, the limit is {most:,}")
     try:
         from_json(body, allow_inf_nan=False, cache_strings="none")
     except ValueError as error:

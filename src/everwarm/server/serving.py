@@ -20,6 +20,7 @@ from everwarm.llm import LLM, End, Event, Generation
 from everwarm.server.errors import ApiError
 from everwarm.server.keys import Keys
 from everwarm.server.redact import without_paths
+from everwarm.server.texts import Texts
 from everwarm.waiting import Cancellation
 
 LAST_WORDS_S = 1.0
@@ -82,6 +83,7 @@ class Serving:
         self.stopped = Cancellation()  # said when the server is told to end
         self.keys = keys or Keys({})
         self._threads = ThreadPoolExecutor(self.limits.most_queued, "everwarm-request")
+        self.texts = Texts()
         self._running: set[Generation] = set()
         self._lock = threading.Lock()
 
@@ -117,6 +119,14 @@ class Serving:
             raise ApiError(
                 429, f"{self.active} requests are running or waiting, the limit is {self.limits.most_queued}",
                 "rate_limit_error", retry_after=1,
+            )  # fmt: skip
+
+    def check_messages(self, count: int) -> None:
+        """Raises ApiError if so many messages can't fit: that each is a token at least is known before it is read."""
+        if count > self.context:
+            raise ApiError(
+                400, f"messages: {count:,} of them, the context is {self.context:,} tokens: send fewer",
+                code="context_length_exceeded",
             )  # fmt: skip
 
     def check_priority(self, priority: int) -> None:
@@ -177,6 +187,7 @@ class Serving:
         return not self.active
 
     def close(self) -> None:
+        self.texts.close()
         self._threads.shutdown(wait=True, cancel_futures=True)
 
 

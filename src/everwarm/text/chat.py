@@ -31,6 +31,11 @@ CHATML = """\
 """
 """Used for files without a template, if their vocabulary has both tokens."""
 
+Watch = Callable[[Sequence[Segment]], None]
+"""Sees what a template has written so far, if it is long; may raise RequestError to stop it. The last segment may be
+the beginning of a control token.
+"""
+
 
 class ChatTemplate:
     """A model's templates: the default one, and perhaps one for requests with tools. Threads may share it."""
@@ -82,6 +87,7 @@ class ChatTemplate:
         tools: Sequence[object] | None = None,
         documents: Sequence[object] | None = None,
         add_generation_prompt: bool = True,
+        watch: Watch | None = None,
         **variables: object,
     ) -> list[Segment]:
         """The prompt. Further variables are those of the template itself, such as `enable_thinking`."""
@@ -93,7 +99,7 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
             **{name: _plain(value, name) for name, value in variables.items()},
         }
-        return template.render(inputs)
+        return template.render(inputs, watch=watch)
 
     def variables(self, *, tools: bool = False) -> frozenset[str]:
         """Names that the template reads: says whether `tools`, `documents` or `enable_thinking` have any effect."""
@@ -129,7 +135,9 @@ class _Compiled:
             self._built = {token for word in ("", *self.program.literals) for token in self._frames.around(word)}
             self.dialect = Dialect.of(partial(self._attempt, meter))
 
-    def render(self, inputs: Mapping[str, Any], meter: Meter | None = None) -> list[Segment]:
+    def render(
+        self, inputs: Mapping[str, Any], meter: Meter | None = None, watch: Watch | None = None
+    ) -> list[Segment]:
         """The segments; what they cost is counted by a meter of their own, if none is given."""
         guard = Guard(inputs, self._tokens)
         with _metered(meter or Meter(self._limits, guard.size)):
@@ -137,7 +145,8 @@ class _Compiled:
             for word in {word for message in inputs["messages"] for word in _spellings(message["role"])}:
                 built |= self._frames.around(word)
             guard.built = ControlTokens(built)
-            return guard.read(self.program.run({**self._special, **guard.clear(inputs)}))
+            see = None if watch is None else lambda text: watch(guard.read(text))
+            return guard.read(self.program.run({**self._special, **guard.clear(inputs)}, see))
 
     def _attempt(self, meter: Meter, messages: list[Message], tools: list[Any] | None) -> str | None:
         inputs = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": False}

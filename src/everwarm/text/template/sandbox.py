@@ -25,10 +25,11 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from markupsafe import Markup
 
-from everwarm.errors import TemplateError
+from everwarm.errors import RequestError, TemplateError
 from everwarm.text.template import meter as cost
 from everwarm.text.template.filters import FILTERS, TESTS, TemplateNamespace, bounded_range, metered
 from everwarm.text.template.meter import Meter, Refused, meter
+from everwarm.text.template.output import collected
 from everwarm.text.template.rewrite import Rewriter
 from everwarm.text.template.tokens import ControlTokens, unmarked
 
@@ -63,10 +64,14 @@ class Program:
             raise TemplateError(f"chat template: it can't be compiled: {one_line(error)}") from error
         self.literals = frozenset(rewriter.literals)
 
-    def run(self, variables: Mapping[str, object]) -> str:
-        """Render plain data; the meter that runs counts what it costs."""
+    def run(self, variables: Mapping[str, object], watch: Callable[[str], None] | None = None) -> str:
+        """Render plain data; the meter that runs counts what it costs. `watch` sees what is written, while it is long
+        and grows; it may raise RequestError.
+        """
         try:
-            return self._template.render(variables)
+            return collected(self._template.generate(variables), watch)
+        except RequestError:
+            raise
         except RaisedByTemplate as error:
             raise TemplateError(f"the chat template refuses these messages: {one_line(error)}") from error
         except Exception as error:  # it is someone else's program: anything may come out of it
