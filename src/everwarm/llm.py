@@ -27,7 +27,7 @@ from everwarm.engine.sampler import Mask, Sampler
 from everwarm.engine.sampling import Sampling
 from everwarm.engine.score import Score, score
 from everwarm.engine.sequence import Sequence as EngineSequence
-from everwarm.errors import ModelError, RequestError
+from everwarm.errors import EverwarmError, ModelError, RequestError
 from everwarm.generation import Asked, End, Event, Generation, Message
 from everwarm.kernels.native import NativeBackend
 from everwarm.kv.agent import check_name
@@ -180,7 +180,7 @@ class LLM:
             raise
         self._check: threading.Thread | None = None
         if isinstance(self._source, PackSource):
-            first = settings["verify"].value == "eager" or pack_was_touched(self._source.pack.path)
+            first = settings["verify"].value == "eager" or pack_was_touched(self._source.pack)
             self._check = threading.Thread(target=self._verify_pack, args=(self._source.pack,), daemon=True)
             self._check.start()
             if first:
@@ -215,14 +215,18 @@ class LLM:
         buffers = Buffers()
         # What is mapped may as well be read through the mapping; else the check must not fill the memory.
         read = None if self.weights.mapped else lambda name: pack.read(name, buffers)
-        sound = True
-        for name in pack.altered(self._closing.is_set, read):
-            _log.error("%s: tensor %s was altered; built again from %s", pack.path, name, self.path)
-            self.weights.rebuild_from(name, from_file)
-            pack.path.unlink(missing_ok=True)
+        sound, seen = True, pack.fingerprint()
+        try:
+            for name in pack.altered(self._closing.is_set, read):
+                _log.error("%s: tensor %s was altered; built again from %s", pack.path, name, self.path)
+                sound = False
+                pack.path.unlink(missing_ok=True)
+                self.weights.rebuild_from(name, from_file)
+        except EverwarmError as error:  # whoever needs that tensor gets the same error
+            _log.error("the pack can't be compared or mended: %s", error)
             sound = False
         if sound and not self._closing.is_set():
-            remember_pack(pack.path)
+            remember_pack(pack, seen)
 
     def __enter__(self) -> Self:
         return self
