@@ -284,6 +284,7 @@ class LLM:
             durability=str(said["durability"]),
             restore=str(said["restore"]),
             exact=self.backend.exact,
+            vocab_size=self.config.vocab_size,
         )
 
     def conversation(self, agent: str, tenant: str = "") -> list[Message]:
