@@ -76,7 +76,7 @@ class Asked:
     keep: bool = True  # False: what is known is used, but the answer is not kept
     priority: int = 0
     context: int = 0
-    constraint: Constraint | None = None
+    constraint: Callable[[], Constraint] | None = None  # makes one: it has the state of one choice
     drafter: Drafter | None = None
 
 
@@ -205,7 +205,8 @@ class Generation:
 
     def _compute(self, turn: Turn | Alone, room: Room, ids: list[int]) -> Generator[Event]:
         llm = self._llm
-        sampler = Sampler(self._asked.sampling, ids, llm.config.vocab_size, llm.backend.rows, self._asked.constraint)
+        constraint = self._asked.constraint() if self._asked.constraint is not None else None
+        sampler = Sampler(self._asked.sampling, ids, llm.config.vocab_size, llm.backend.rows, constraint)
         tell = self._teller(ids)
         sequence = self._sequence = Sequence(turn, room, list(ids), sampler, tell, self._end)
         if (drafter := self._asked.drafter) is not None:

@@ -31,7 +31,7 @@ from everwarm.engine.sampler import Sampler
 from everwarm.engine.sampling import Sampling
 from everwarm.engine.score import Score, score
 from everwarm.engine.sequence import Sequence as EngineSequence
-from everwarm.errors import CancelledError, ModelError, RequestError
+from everwarm.errors import CancelledError, EverwarmError, ModelError, RequestError
 from everwarm.generation import Asked, Drafter, End, Event, Generation, Message
 from everwarm.kernels.native import NativeBackend
 from everwarm.kv.agent import check_name
@@ -191,7 +191,7 @@ class LLM:
             raise
         self._check: threading.Thread | None = None
         if isinstance(self._source, PackSource):
-            first = settings["verify"].value == "eager" or pack_was_touched(self._source.pack.path)
+            first = settings["verify"].value == "eager" or pack_was_touched(self._source.pack)
             self._check = threading.Thread(target=self._verify_pack, args=(self._source.pack,), daemon=True)
             self._check.start()
             if first:
@@ -227,14 +227,18 @@ class LLM:
         buffers = Buffers()
         # What is mapped may as well be read through the mapping; else the check must not fill the memory.
         read = None if self.weights.mapped else lambda name: pack.read(name, buffers)
-        sound = True
-        for name in pack.altered(self._closing.is_set, read):
-            _log.error("%s: tensor %s was altered; built again from %s", pack.path, name, self.path)
-            self.weights.rebuild_from(name, from_file)
-            pack.path.unlink(missing_ok=True)
+        sound, seen = True, pack.fingerprint()
+        try:
+            for name in pack.altered(self._closing.is_set, read):
+                _log.error("%s: tensor %s was altered; built again from %s", pack.path, name, self.path)
+                sound = False
+                pack.path.unlink(missing_ok=True)
+                self.weights.rebuild_from(name, from_file)
+        except EverwarmError as error:  # whoever needs that tensor gets the same error
+            _log.error("the pack can't be compared or mended: %s", error)
             sound = False
         if sound and not self._closing.is_set():
-            remember_pack(pack.path)
+            remember_pack(pack, seen)
 
     def __enter__(self) -> Self:
         return self
@@ -295,6 +299,7 @@ class LLM:
             durability=str(said["durability"]),
             restore=str(said["restore"]),
             exact=self.backend.exact,
+            vocab_size=self.config.vocab_size,
         )
 
     def conversation(self, agent: str, tenant: str = "") -> list[Message]:
@@ -465,13 +470,13 @@ class LLM:
         keep: bool = True,
         context: int | None = None,
         priority: int = 0,
-        constraint: Constraint | None = None,
+        constraint: Callable[[], Constraint] | None = None,
         drafter: Drafter | None = None,
         **sampling: Any,
     ) -> Generation:
         """A generation that can be cancelled; it begins when its events are asked for. `context` is a limit on prompt
         and answer below the model's own. Without `keep` the answer is not kept. Without `cache` everything is computed
-        and nothing is kept. `constraint` says which tokens may follow; it has the state of this one answer and
+        and nothing is kept. `constraint` makes what says which tokens may follow, with the state of one answer; it
         runs on the engine's thread. What `drafter` proposes is verified in one step: the answer is the same, it comes
         sooner if the draft is right. `sampling` takes the fields of
         `everwarm.engine.sampling.Sampling`. A second turn of the same agent waits for the first.

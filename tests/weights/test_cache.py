@@ -20,7 +20,7 @@ from everwarm.weights.cache import WeightCache
 from everwarm.weights.memory import Buffers, root_of
 from everwarm.weights.place import ring_bytes
 from everwarm.weights.ring import Flight
-from everwarm.weights.source import Built
+from everwarm.weights.source import Built, Source
 from tiny import Tiny
 
 LAYERS, PER_LAYER, SIZE = 8, 4, 4096
@@ -65,6 +65,12 @@ class Memory:
 
     def checksum(self, name: str) -> str | None:
         return None
+
+    def altered(self) -> list[str]:
+        return []
+
+    def mended(self) -> Source:
+        return self
 
 
 def content(name: str) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from everwarm.errors import ModelError
 from everwarm.kernels.backend import F32, KV, Affine, Array, Backend, Span, Step, Weight
 from everwarm.model import tensors
 from everwarm.model.numerics import numerics_id
@@ -65,11 +66,15 @@ class Transformer:
     def forward(self, spans: Sequence[Span]) -> F32:
         """Logits (rows asked for, vocab), in the order of the spans."""
         weight = self.weights.get
+        self.weights.as_built()
         with self.weights.computing(), self.backend.step(spans, self._rotaries) as step:
             table = self.weights.table(tensors.EMBEDDING)
             x = step.embed(table) if table is not None else step.start(self._looked_up(spans))  # (rows, width)
             x = self._layers(step, x)
-            return step.logits(x, weight(tensors.OUTPUT_NORM), self.config.norm_epsilon, weight(self._output))
+            logits = step.logits(x, weight(tensors.OUTPUT_NORM), self.config.norm_epsilon, weight(self._output))
+            if not self.weights.as_built():  # raised inside the step, so that no KV counts that it has computed
+                raise ModelError("weights were altered on disk while they were in use; they are built again: try again")
+            return logits
 
     def _layers(self, step: Step, x: Array) -> Array:
         """Through all layers. While their weights stay where they are, the operations are recorded once and replayed:

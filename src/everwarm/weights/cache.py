@@ -134,6 +134,16 @@ class WeightCache:
         """Some rows of a matrix, read by themselves."""
         return self._source_of(name).rows(name, numbers)
 
+    def as_built(self) -> bool:
+        """Whether everything that is used where it is mapped is what was packed. What is not is built again from the
+        model file, and used from now on. Asked before a step, and after it: then the step must not count.
+        """
+        altered = self._source.altered() if self._mapped else ()
+        for name in altered:
+            _log.error("weight cache %s: tensor %s was altered on disk; built again", self.instance, name)
+            self.rebuild_from(name, self._source.mended())
+        return not altered
+
     @contextmanager
     def computing(self) -> Iterator[None]:
         """A forward pass. Only while there is one does the window of the access tracker move on."""
