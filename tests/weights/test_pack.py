@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 import everwarm
+from everwarm.cli import weights
 from everwarm.cli.app import run
 from everwarm.errors import PackError
 from everwarm.kernels.native import NativeBackend
@@ -416,6 +417,25 @@ def test_the_weights_commands(model: Path, home: Path, capfd: pytest.CaptureFixt
     assert the_pack(home).exists()
     assert run(["weights", "rm", row["weights_id"][:8]]) == 0
     assert list((home / "packs").iterdir()) == []
+
+
+def test_times_that_jump_change_nothing(
+    model: Path, home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Files from the future and from before 1970, and a clock that was set back between two loads."""
+    expected = logits(model)
+    good = the_pack(home).read_bytes()
+    for seconds in (0, -(10**9), 10**10):
+        monkeypatch.setattr("time.time", lambda seconds=seconds: float(seconds))
+        for path in (model, the_pack(home), home / identity.REMEMBERED):
+            os.utime(path, (seconds, seconds))
+        assert (logits(model) == expected).all()
+        assert (logits(model, weight_budget="60%") == expected).all()
+        capfd.readouterr()
+        assert run(["weights", "ls", "--json"]) == 0
+        assert json.loads(capfd.readouterr().out)[0]["state"] == "good header"
+    assert the_pack(home).read_bytes() == good
+    assert weights._when(1e18) == weights._when(-1e18) == "unknown"
 
 
 @pytest.mark.timeout(60)

@@ -87,10 +87,18 @@ def _describe(path: Path) -> dict[str, Any]:
         "path": str(path),
         "weights_id": path.name.split(".")[0],
         "size_bytes": stat.st_size,
-        "made": datetime.fromtimestamp(stat.st_mtime).isoformat(),
+        "made": _when(stat.st_mtime),
     }
     try:
         pack = Pack(path)
         return row | {"state": "good header", "tensors": len(pack.entries), "everwarm": pack.metadata.get("everwarm")}
     except (PackError, OSError) as error:
         return row | {"state": f"will be rebuilt: {error}"}
+
+
+def _when(seconds: float) -> str:
+    """A date and time; a file can carry times that no calendar has."""
+    try:
+        return datetime.fromtimestamp(seconds).isoformat()
+    except (ValueError, OverflowError, OSError):
+        return "unknown"
