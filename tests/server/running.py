@@ -63,6 +63,7 @@ def running(
     operators: Collection[str] = (),
     origins: Origins | None = None,
     connections: ConnectionLimits | None = None,
+    port: int = 0,
     **settings: Any,
 ) -> Iterator[Running]:
     """Serve a model on a thread; agents are kept in `home`."""
@@ -70,7 +71,7 @@ def running(
         patch.setenv(config.PREFIX + "HOME", str(home))
         with everwarm.load(model, **{"warm": "on", "threads": 2, **settings}) as llm:
             app = create_app(llm, name, limits, Keys(keys or {}, operators), origins)
-            with socket.create_server(("127.0.0.1", 0)) as listener:
+            with socket.create_server(("127.0.0.1", port)) as listener:
                 server = HttpServer(app, connections)
                 thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
                 thread.start()
