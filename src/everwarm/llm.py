@@ -33,7 +33,6 @@ from everwarm.engine.score import Score, score
 from everwarm.engine.sequence import Sequence as EngineSequence
 from everwarm.errors import CancelledError, EverwarmError, ModelError, RequestError
 from everwarm.generation import Asked, Drafter, End, Event, Generation, Message
-from everwarm.kernels.native import NativeBackend
 from everwarm.kv.agent import check_name
 from everwarm.kv.disk import ModelIds
 from everwarm.kv.layout import Group, Layout
@@ -181,7 +180,7 @@ class LLM:
             raise
         self._source: Source = (
             packed_source(self._file, self.backend, config.home(), progress)
-            if settings["pack"].value == "on" and isinstance(self.backend, NativeBackend)
+            if settings["pack"].value == "on" and self.backend.packs
             else FileSource(self._file, self.backend)
         )
         try:
@@ -279,7 +278,7 @@ class LLM:
 
     def _open_agents(self) -> AgentStore:
         said = {name: value.value for name, value in self._settings.items()}
-        kv_type = str(said["kv_type"]) if self.backend.name == "native" else "f32"
+        kv_type = self.backend.kv_type
         shape, width = self.model.kv_shape, self.model.kv_shape.kv_heads * self.model.kv_shape.head_dim
         group = Group("full", shape.layers, width, width, kv_type, self._pool.block_bytes)
         root = config.home() / "agents" if said["warm"] == "on" else None

@@ -5,7 +5,7 @@ context in which operations may be called; what they return is valid until the s
 caller's to keep.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -185,7 +185,33 @@ class Backend(Protocol):
     exact: bool
     """Whether logits depend on the token ids alone, to the last bit, and not on the batch they were computed in."""
 
+    kv_type: str
+    """In which type it keeps keys and values."""
+
+    instructions: str
+    """What it computes with, for people: an instruction set, `blas`."""
+
+    packs: bool
+    """Whether its forms differ from plain floats, so that it is worth keeping them in a pack."""
+
     rows: RowOperations
+
+    def plan(self, type_name: str, shape: tuple[int, ...]) -> tuple[str, int]:
+        """The form that a tensor of a GGUF type gets: its kind, and its bytes. `vector` is plain f32."""
+
+    def pack_into(
+        self, type_name: str, shape: tuple[int, ...], blocks: U8, dequantize: Callable[[F32 | None], F32], out: U8
+    ) -> None:
+        """Blocks of the file into a form's memory. `dequantize` makes floats of them, into an array if one is given."""
+
+    def attach(self, kind: str, shape: tuple[int, ...], data: U8) -> Weight:
+        """A tensor to compute with, over memory that holds its form."""
+
+    def read_bandwidth(self, memory: U8) -> float | None:
+        """Bytes per second that its threads read from this memory; None if it can't tell."""
+
+    def integer_peak(self) -> float | None:
+        """Integer operations per second that it could do at most; None if it can't tell."""
 
     def spent(self) -> Mapping[str, float]:
         """Seconds that operations took since the backend was made: `products`, `attention`, `other`."""

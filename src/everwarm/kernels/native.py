@@ -16,6 +16,7 @@ from everwarm.kernels import _native
 from everwarm.kernels.backend import F32, U8, Affine, HostBlocks, KVShape, Rotary, RowOperations, Span
 
 ALIGNMENT = 64
+VECTOR = "vector"
 _PACKED = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "F16", "BF16", "F32"})
 
 
@@ -26,6 +27,10 @@ class NativeBlocks(_native.KVPool, HostBlocks):
 
     def host_view(self, block: int) -> U8:
         return self.data(block)
+
+
+supported_isas = _native.supported_isas
+detect_cpu = _native.detect_cpu
 
 
 class NativeRows:
@@ -46,10 +51,12 @@ class NativeBackend:
 
     name = "native"
     exact = True
+    packs = True
     rows: RowOperations = NativeRows()
 
     def __init__(self, isa: str, threads: int, kv_type: str) -> None:
         self.engine = _native.Engine(isa, threads)
+        self.instructions = isa
         self.kv_type = kv_type
         self.numerics = (
             f"native {_native.NUMERICS_VERSION}, groups of {_native.GROUP}, blocks of {_native.BLOCK}, KV {kv_type}"
@@ -61,23 +68,28 @@ class NativeBackend:
     def spent(self) -> dict[str, float]:
         return self.engine.spent
 
-    def plan(self, kind: str, shape: tuple[int, ...]) -> tuple[str, int]:
-        """The kind of form that a matrix of GGUF type `kind` gets, and its bytes."""
-        form_kind = kind if kind in _PACKED else "F32"
-        return form_kind, _native.Form(form_kind, *shape).size_bytes
+    def read_bandwidth(self, memory: U8) -> float:
+        return self.engine.read_bandwidth(memory)
+
+    def integer_peak(self) -> float:
+        return self.engine.integer_peak()
+
+    def plan(self, type_name: str, shape: tuple[int, ...]) -> tuple[str, int]:
+        if len(shape) == 1:
+            return VECTOR, 4 * shape[0]
+        kind = type_name if type_name in _PACKED else "F32"
+        return kind, _native.Form(kind, *shape).size_bytes
 
     def pack_into(
-        self,
-        kind: str,
-        shape: tuple[int, ...],
-        blocks: npt.NDArray[np.uint8],
-        dequantize: Callable[[], F32],
-        out: npt.NDArray[np.uint8],
+        self, type_name: str, shape: tuple[int, ...], blocks: U8, dequantize: Callable[[F32 | None], F32], out: U8
     ) -> None:
-        """Blocks of the file into a form's memory. A type without a form of its own is dequantised: wide, but exact."""
-        if kind not in _PACKED:
-            kind, blocks = "F32", dequantize().reshape(-1).view(np.uint8)
-        form = _native.Form(kind, *shape)
+        """A type without a form of its own is dequantised: wide, but exact."""
+        if len(shape) == 1:
+            dequantize(out.view(np.float32))
+            return
+        if type_name not in _PACKED:
+            type_name, blocks = "F32", dequantize(None).reshape(-1).view(np.uint8)
+        form = _native.Form(type_name, *shape)
         # The threads belong to the step that runs. It may be waiting for what is packed here, so don't wait for it.
         if self._stepping.acquire(blocking=False):
             try:
@@ -87,8 +99,9 @@ class NativeBackend:
         else:
             _native.Engine("portable", 1).pack(form, blocks, out)
 
-    def attach(self, kind: str, shape: tuple[int, ...], data: npt.NDArray[np.uint8]) -> _native.Form:
-        """A form over memory that is already packed."""
+    def attach(self, kind: str, shape: tuple[int, ...], data: U8) -> _native.Form | F32:
+        if kind == VECTOR:
+            return data.view(np.float32)
         form = _native.Form(kind, *shape)
         form.attach(data)
         return form

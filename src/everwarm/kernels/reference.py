@@ -135,6 +135,9 @@ class ReferenceBackend:
     name = "reference"
     numerics = "reference"
     exact = False
+    packs = False
+    kv_type = "f32"
+    instructions = "blas"
     rows: RowOperations = ReferenceRows()
 
     def __init__(self, threads: int | None) -> None:
@@ -144,6 +147,23 @@ class ReferenceBackend:
 
     def spent(self) -> dict[str, float]:
         return dict(self._spent)
+
+    def plan(self, type_name: str, shape: tuple[int, ...]) -> tuple[str, int]:
+        return "vector", 4 * math.prod(shape)
+
+    def pack_into(
+        self, type_name: str, shape: tuple[int, ...], blocks: U8, dequantize: Callable[[F32 | None], F32], out: U8
+    ) -> None:
+        dequantize(out.view(np.float32))
+
+    def attach(self, kind: str, shape: tuple[int, ...], data: U8) -> F32:
+        return data.view(np.float32).reshape(shape)
+
+    def read_bandwidth(self, memory: U8) -> None:
+        return None
+
+    def integer_peak(self) -> None:
+        return None
 
     def block_memory(self, shape: KVShape) -> ReferenceBlocks:
         self._blocks = ReferenceBlocks(shape)

@@ -5,20 +5,18 @@ built and opened if there is none, and left out (with one warning) where it can'
 """
 
 import logging
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import numpy.typing as npt
 
 from everwarm.errors import PackError
 from everwarm.kernels.backend import F32, Backend, Weight
-from everwarm.kernels.native import NativeBackend
 from everwarm.weights.dequant import dequantize
 from everwarm.weights.gguf import GGUFFile, TensorInfo
 from everwarm.weights.identity import remember_pack, weights_id
@@ -92,15 +90,10 @@ class FileSource:
         data = self._file.read(name)
         info = self._file.tensors[name]
 
-        if not isinstance(self._backend, NativeBackend) or len(info.shape) == 1:
-            # Under a budget in memory that goes back to the system when it is free: malloc keeps what it got.
-            out = None if buffers is None else buffers.take(self.sizes[name])[: self.sizes[name]].view(np.float32)
-            array = dequantize(data, info.type, info.shape, out)
-            return Built(array, array.reshape(-1).view(np.uint8), root_of(array), time.thread_time() - started)
         kind, size = self._backend.plan(info.type.name, info.shape)
         memory = (buffers or Buffers()).take(size)[:size]
         self._backend.pack_into(
-            info.type.name, info.shape, data, lambda: dequantize(data, info.type, info.shape), memory
+            info.type.name, info.shape, data, partial(dequantize, data, info.type, info.shape), memory
         )
         tensor = self._backend.attach(kind, info.shape, memory)
         return Built(tensor, memory, root_of(memory), time.thread_time() - started)
@@ -123,7 +116,7 @@ class PackSource:
 
     reads = True
 
-    def __init__(self, file: GGUFFile, backend: NativeBackend, pack: Pack) -> None:
+    def __init__(self, file: GGUFFile, backend: Backend, pack: Pack) -> None:
         self.pack = pack
         self.sizes = {name: entry.size_bytes for name, entry in pack.entries.items()}
         self._file = file
@@ -143,8 +136,7 @@ class PackSource:
             _log.error("%s; built from %s from now on", error, self._file.path)
             self._bad.add(name)
             return self.mended().build(name, buffers)
-        vector = entry.kind == "vector"
-        tensor = data.view(np.float32) if vector else self._backend.attach(entry.kind, entry.shape, data)
+        tensor = self._backend.attach(entry.kind, entry.shape, data)
         return Built(tensor, data, root_of(data), data.nbytes / _READ_BYTES_S)
 
     def rows(self, name: str, numbers: Sequence[int]) -> F32:
@@ -164,7 +156,7 @@ def pack_path(home: Path, weights: str) -> Path:
     return home / "packs" / f"{weights[:32]}.{LAYOUT}.safetensors"
 
 
-def packed_source(file: GGUFFile, backend: NativeBackend, home: Path, progress: Progress | None = None) -> Source:
+def packed_source(file: GGUFFile, backend: Backend, home: Path, progress: Progress | None = None) -> Source:
     """The pack of this model, built now if there is no good one; the file itself if it can't be written."""
     weights = weights_id(file, home)
     path = pack_path(home, weights)
@@ -192,8 +184,6 @@ def _rows(file: GGUFFile, name: str, numbers: Sequence[int]) -> F32:
 
 def _planned(backend: Backend, info: TensorInfo) -> tuple[str, tuple[int, ...], int]:
     """The form that a tensor gets: its kind, its shape and its bytes."""
-    if len(info.shape) == 1 or not isinstance(backend, NativeBackend):
-        return "vector", info.shape, 4 * math.prod(info.shape)
     kind, size = backend.plan(info.type.name, info.shape)
     return kind, info.shape, size
 
@@ -210,7 +200,7 @@ def _open(path: Path, weights: str, planned: list[Entry]) -> Pack:
 
 def _build(
     file: GGUFFile,
-    backend: NativeBackend,
+    backend: Backend,
     path: Path,
     weights: str,
     planned: list[Entry],
@@ -218,9 +208,6 @@ def _build(
 ) -> None:
     def fill(entry: Entry, out: U8) -> None:
         data, info = file.read(entry.name), file.tensors[entry.name]
-        if entry.kind == "vector":
-            out[:] = dequantize(data, info.type, info.shape).view(np.uint8)
-        else:
-            backend.pack_into(info.type.name, info.shape, data, lambda: dequantize(data, info.type, info.shape), out)
+        backend.pack_into(info.type.name, info.shape, data, partial(dequantize, data, info.type, info.shape), out)
 
     write_pack(path, weights, planned, fill, version("everwarm"), progress)
