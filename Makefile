@@ -4,6 +4,7 @@ BIN := .venv/bin
 PEERS := .venv-peers/bin
 INSTALLED := .venv/installed
 NATIVE := CMakeLists.txt $(wildcard src/native/*)
+CXX_FILES := $(wildcard src/native/*.cpp src/native/*.h tests/native/*.cpp)
 
 .PHONY: docs demo test fuzz torture test-models sanitize serve check bench peers format clean help
 
@@ -61,12 +62,14 @@ serve: $(INSTALLED)
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 format: $(INSTALLED)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+	$(BIN)/clang-format -i $(CXX_FILES)
 
 docs: $(INSTALLED)
 	$(BIN)/python docs/generate.py
