@@ -4,8 +4,9 @@ BIN := .venv/bin
 PEERS := .venv-peers/bin
 INSTALLED := .venv/installed
 NATIVE := CMakeLists.txt $(wildcard src/native/*)
+CXX_FILES := $(wildcard src/native/*.cpp src/native/*.h tests/native/*.cpp)
 
-.PHONY: docs demo test fuzz torture test-models sanitize serve check bench peers format clean help
+.PHONY: docs demo test fuzz torture test-models wheel test-wheel sanitize serve check bench peers format clean help
 
 help:
 	@echo "make demo    install, pull a small model; two agents talk, the server is killed, both return"
@@ -16,6 +17,7 @@ help:
 	@echo "make sanitize  kernel tests under AddressSanitizer and UBSan, thread pool under ThreadSanitizer (needs g++)"
 	@echo "make serve   OpenAI-compatible chat server on 127.0.0.1:8080"
 	@echo "make check   formatting, lint, types, direction of imports"
+	@echo "make wheel   a wheel in dist/, which installs without a compiler; make test-wheel installs it and has it answer"
 	@echo "make bench   measure, on this machine"
 	@echo "make peers   second environment with llama.cpp and transformers, to compare with"
 
@@ -55,18 +57,29 @@ sanitize: $(INSTALLED)
 	$(BIN)/python -S -c 'import sys; from everwarm.kernels import _native as n; "$(SANITIZED)" in n.__file__ or sys.exit(f"not sanitised: {n.__file__}")' && \
 	$(BIN)/python -S -m pytest -p no:cacheprovider --capture=sys tests/kernels/test_native.py
 
+# Without isolation, so that it shares the build folder and the objects of the editable install.
+wheel: $(INSTALLED)
+	@rm -f dist/everwarm-*.whl
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps --wheel-dir dist .
+	@ls -l dist/everwarm-*.whl
+
+test-wheel: wheel
+	$(BIN)/python tests/wheels/check_wheel.py dist/everwarm-*.whl $(if $(MODEL),--model $(MODEL))
+
 serve: $(INSTALLED)
 	$(BIN)/everwarm serve
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 format: $(INSTALLED)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+	$(BIN)/clang-format -i $(CXX_FILES)
 
 docs: $(INSTALLED)
 	$(BIN)/python docs/generate.py

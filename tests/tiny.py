@@ -1,5 +1,6 @@
-"""Tiny random models as real GGUF files, written with the `gguf` package."""
+"""Tiny random models as real GGUF files, written with the `gguf` package. As a program: one, at the path given."""
 
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -168,3 +169,7 @@ def _add_metadata(writer: gguf.GGUFWriter, tiny: Tiny) -> None:
     writer.add_add_bos_token(False)
     if tiny.template is not None:
         writer.add_chat_template(tiny.template)
+
+
+if __name__ == "__main__":
+    Tiny(type="Q4_0").write(Path(sys.argv[1]))
