@@ -485,6 +485,7 @@ HOSTILE = {
         "{% for i in range(9999) %}{% for p in {ns.x: 1}.items() %}{% set ns.x = p %}{% endfor %}{% endfor %}"
     ),
     "search from the right in much": "{% set a = 'a' * 99999 %}{{ a.rfind('b' ~ 'a' * 2999) }}",
+    "constant that can't be": "{{ {[]: 1} }}",
     "loop over a constant": "{% for i in range(99999) %}{{ 'a' * 99999 }}{% endfor %}",
 }
 
