@@ -6,12 +6,13 @@ INSTALLED := .venv/installed
 NATIVE := CMakeLists.txt $(wildcard src/native/*)
 CXX_FILES := $(wildcard src/native/*.cpp src/native/*.h tests/native/*.cpp)
 
-.PHONY: docs demo test fuzz torture test-models wheel test-wheel sanitize serve check bench peers format clean help
+.PHONY: docs demo test fuzz torture soak test-models wheel test-wheel sanitize serve check bench peers format clean help
 
 help:
 	@echo "make demo    install, pull a small model; two agents talk, the server is killed, both return"
 	@echo "make test    install what the tests need and run them"
 	@echo "make torture  thousands of processes that are killed while agents talk (CYCLES=5000)"
+	@echo "make soak    faults, power loss and threads in the agent store, over new seeds (MINUTES=20)"
 	@echo "make fuzz    the property-based tests with new random examples"
 	@echo "make test-models  logits and perplexity on Qwen2.5-Coder too (fetches 480 MB)"
 	@echo "make sanitize  kernel tests under AddressSanitizer and UBSan, thread pool under ThreadSanitizer (needs g++)"
@@ -34,6 +35,9 @@ fuzz: $(INSTALLED)
 
 torture: $(INSTALLED)
 	$(BIN)/python tests/kv/torture.py $(or $(CYCLES),5000)
+
+soak: $(INSTALLED)
+	$(BIN)/python tests/kv/soak.py $(or $(MINUTES),20)
 
 test-models: $(INSTALLED)
 	EVERWARM_TEST_QWEN=$$($(BIN)/python tests/golden/fetch_models.py qwen2.5-coder) $(BIN)/pytest -s tests/model/test_golden_logits.py

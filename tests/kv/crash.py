@@ -1,0 +1,104 @@
+"""What may be left after power was lost at any moment of a recording, and whether that is what was promised."""
+
+import random
+import shutil
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from everwarm.errors import StoreError
+from everwarm.kv.manifest import decode
+from everwarm.kv.store import AgentStore
+from kv import fake
+from kv.audit import audit
+from kv.fake import CAPACITY
+from kv.promises import Promises, found_in
+from kv.simulated_disk import Operation, SimulatedDisk, Tree, UnsyncedFiles, build
+
+ROOT = Path("home/agents")  # of the store; neither is there at first
+
+
+@dataclass
+class Moment:
+    """Between two operations: what is on the disk, what was promised, and which blocks were deleted."""
+
+    disk: SimulatedDisk = field(default_factory=SimulatedDisk)
+    promises: Promises = field(default_factory=Promises)
+    gone: set[Path] = field(default_factory=set)
+
+    def after(self, log: Iterable[object]) -> "Moment":
+        """The moment after these operations and marks. This one stays as it is."""
+        then = Moment(self.disk.copy(), self.promises.copy(), set(self.gone))
+        for one in log:
+            if isinstance(one, Operation):
+                then._do(one)
+            else:
+                then.promises.note(one)
+        return then
+
+    def _do(self, one: Operation) -> None:
+        self.disk.do(one)
+        if one.kind in ("unlink", "rename") and one.path.parent.name == "blocks":
+            self.gone.add(one.path)
+        if one.kind == "sync_directory":  # what was written again since is safe now
+            self.gone = {path for path in self.gone if path.parent != one.path or path not in self.disk.safe}
+
+    def left(self, share: float, chance: random.Random) -> Tree:
+        """What is left if power is lost and this share of the changes survives that were on their way."""
+        return self.disk.crash(lambda _: chance.random() < share, chance)
+
+    def check_blocks(self, tree: Tree, damaged: set[str], *, deleted: bool) -> None:
+        """A manifest on disk names blocks that are on disk; if some may be `deleted`, other than those at least."""
+        excused = {path.stem for path in self.gone} | damaged if deleted else damaged
+        for path, data in tree.items():
+            if path.parent.name != "manifests" or path.suffix != ".safetensors" or data is None:
+                continue
+            try:
+                keys = decode(data).blocks
+            except StoreError as error:
+                raise AssertionError(f"{path}: {error}") from None
+            for key in keys:
+                block = path.parents[1] / "blocks" / f"{key.hex()}.safetensors"
+                assert block in tree or block.stem in excused, f"{path.name} names a block that is not there"
+
+
+@dataclass
+class Lookout:
+    """Looks at what crashes leave, each different state once."""
+
+    directory: Path
+    now: float  # the time when the store is opened
+    deleted: bool  # whether blocks may have been deleted that a manifest on disk names
+    damaged: set[str] = field(default_factory=set)  # blocks that were damaged on purpose
+    seen: set[int] = field(default_factory=set)
+
+    def look(self, moment: Moment, shares: Sequence[float], chance: random.Random) -> None:
+        """Open what is left for each of these shares. Everything that was promised must be there."""
+        for share in shares:
+            tree = moment.left(share, chance)
+            state = hash((frozenset(tree.items()), str(moment.promises)))
+            if state not in self.seen:
+                self.seen.add(state)
+                moment.check_blocks(tree, self.damaged, deleted=self.deleted)
+                self._open(tree, moment.promises)
+
+    def _open(self, tree: Tree, promises: Promises) -> None:
+        base = self.directory / "crashed"
+        build(tree, base)
+        store = fake.open_store(base / ROOT, files=UnsyncedFiles(), clock=lambda: self.now)
+        assert not store.read_only
+        promises.check(found_in(store))
+        audit(store)
+        check_kv(store)
+        store.close()
+        assert store.pool.in_use == 0
+        shutil.rmtree(base)
+
+
+def check_kv(store: AgentStore) -> None:
+    """What every agent's next turn finds is what computing would have given."""
+    for tenant, name in sorted(store.agents):
+        with store.open_turn(name, CAPACITY, tenant) as turn:
+            prompt = [*turn.history.ids, 1]
+            turn.acquire(prompt)
+            fake.check(turn, prompt)
