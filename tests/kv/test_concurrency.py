@@ -1,4 +1,5 @@
-"""The agent store under eight threads, and under any sequence of operations, against a dict of histories.
+"""The agent store under eight threads, against a dict of histories. Faults, crashes and single sequences of operations
+are in `test_machine.py`.
 
 The dict says what each agent has heard and said; it is changed while the agent's turn is owned. Whatever happens in
 which order: a turn begins with the history in the dict, what it finds in a cache are the bytes that computing would
@@ -13,13 +14,8 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from everwarm.errors import CapacityError, StoreError
 from everwarm.kv.agent import Agent
@@ -46,12 +42,14 @@ class QuickFiles(Files):
 class Watched(AgentStore):
     """A store that keeps a dict of histories beside itself."""
 
-    def __init__(self, root: Path, budget_blocks: int, quota: int, histories: dict[str, list[int]]) -> None:
+    def __init__(
+        self, root: Path, budget_blocks: int, quota: int, histories: dict[str, list[int]], restore: str = "always"
+    ) -> None:
         memory = HeapBlocks(BLOCK_TOKENS, BLOCK_TOKENS * TOKEN_BYTES)
         pool = BlockPool(memory, budget_blocks * memory.block_bytes)
         self.histories = histories
         self.acting = threading.local()  # what this thread is about to do to an agent
-        super().__init__(pool, model_ids(), root, quota=quota, restore="always", files=QuickFiles())
+        super().__init__(pool, model_ids(), root, quota=quota, restore=restore, files=QuickFiles())
         pool.index_bytes = lambda: 0  # the blocks of the fake model are smaller than what is needed to find them
 
     def end_turn(self, agent: Agent) -> None:
@@ -84,6 +82,7 @@ def talk(store: Watched, name: str, draw: random.Random, deed: str) -> None:
         history = [*prompt, *answer]
         for token in answer:
             turn.append([token])
+        turn.computed(1, draw.choice([1e-9, 1e3]))  # so fast that reading is not worth it, or so slow that it is
         compute(turn, history[:-1], chunk=draw.choice([1, 5, 20]))
         check(turn, history)
         if deed == "abandon":
@@ -199,12 +198,13 @@ def hurried() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("seed", "budget_blocks", "quota_blocks"), [(0, 60, 1000), (1, 20, 1000), (2, 60, 40), (3, 20, 30), (4, 14, 24)]
 )
+@pytest.mark.parametrize("restore", ["always", "auto"])
 @pytest.mark.usefixtures("hurried")
 def test_eight_threads_leave_what_their_turns_said_and_no_block_behind(
-    tmp_path: Path, seed: int, budget_blocks: int, quota_blocks: int
+    tmp_path: Path, seed: int, budget_blocks: int, quota_blocks: int, restore: str
 ) -> None:
     histories: dict[str, list[int]] = {}
-    store = Watched(tmp_path, budget_blocks, quota_blocks * FILE_BYTES, histories)
+    store = Watched(tmp_path, budget_blocks, quota_blocks * FILE_BYTES, histories, restore)
     failures: list[BaseException] = []
 
     def work(number: int) -> None:
@@ -255,51 +255,3 @@ def test_conversations_without_a_name_never_fill_the_quota(tmp_path: Path) -> No
         assert turn.acquire([*histories["alice"], 1]).cached_tokens == len(histories["alice"]) - 1
     assert 2 < len(store.agents) < 31
     store.close()
-
-
-class Operations(RuleBasedStateMachine):
-    """One operation after the other, restarts among them; everything is counted after each."""
-
-    names = st.sampled_from(NAMES[:3])
-
-    @initialize(budget=st.sampled_from([16, 40]), quota=st.sampled_from([24, 60, 1000]))
-    def begin(self, budget: int, quota: int) -> None:
-        self.directory = TemporaryDirectory()
-        self.sizes = (budget, quota * FILE_BYTES)
-        self.histories: dict[str, list[int]] = {}
-        self.store = Watched(Path(self.directory.name), *self.sizes, self.histories)
-
-    @rule(name=names, deed=st.sampled_from(["go on", "again", "edit", "abandon"]), seed=st.integers(0, 99))
-    def turn(self, name: str, deed: str, seed: int) -> None:
-        act(self.store, name, "", deed, random.Random(seed))
-
-    @rule(seed=st.integers(0, 99))
-    def anonymous(self, seed: int) -> None:
-        act(self.store, "", "", "anonymous", random.Random(seed))
-
-    @rule(name=names, other=names, deed=st.sampled_from(["evict", "pin", "unpin", "fork", "delete"]))
-    def change(self, name: str, other: str, deed: str) -> None:
-        act(self.store, name, other, deed, random.Random(0))
-
-    @precondition(lambda self: not any(agent.unsaved for agent in self.store.agents.values()))
-    @rule()
-    def restart(self) -> None:
-        self.store.close()
-        assert self.store.pool.in_use == 0
-        self.store = Watched(Path(self.directory.name), *self.sizes, self.histories)
-        assert self.store.warm.quarantined == 0
-
-    @invariant()
-    def counts(self) -> None:
-        if hasattr(self, "store"):
-            check_store(self.store)
-
-    def teardown(self) -> None:
-        if hasattr(self, "store"):
-            self.store.close()
-            assert self.store.pool.in_use == 0
-            self.directory.cleanup()
-
-
-Operations.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
-TestAnySequenceOfOperations: Any = Operations.TestCase

@@ -22,6 +22,8 @@ def test_processes_that_are_killed_leave_every_acknowledged_turn_behind() -> Non
     counts = json.loads(run.stdout.splitlines()[-1])
     # What was meant to happen did happen. How often depends on the machine: the instants of death are in seconds.
     assert counts["cycles"] == CYCLES
+    assert counts["wrong answers"] == counts["lost acknowledged turns"] == 0
+    assert min(counts["lives with faults"], counts["restore auto"], counts["restore always"]) > CYCLES / 4
     assert counts["killed"] > 0.8 * CYCLES
     assert counts["acknowledged"] > CYCLES / 10
     assert counts["warm turns"] > CYCLES / 20

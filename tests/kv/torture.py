@@ -10,6 +10,10 @@ keeps book:
 - every answer has the tokens and log-probabilities of a run without any cache on the same token ids;
 - nothing in the store is corrupt, and nobody but the living process holds its lock.
 
+In a part of the lives, system calls that change files fail now and then, for a while. Then a turn may be answered and
+not saved, and a fork or a removal may be refused; nothing else changes. Before a life ends by itself its disk is well
+again, so everything that it has said is there afterwards, and nothing of what was refused.
+
 Most lives are forked from a process that has imported everwarm's modules and opened nothing: no file, no lock, no
 thread. What a fresh interpreter would add is a second of imports; what a crash destroys and a restart must find again
 (buffers, threads, descriptors, the lock) exists only in the life itself, and a fork inherits none of it. Every 30th
@@ -17,8 +21,10 @@ life is a fresh interpreter, so that nothing hangs on this argument.
 """
 
 import argparse
+import errno
 import hashlib
 import json
+import logging
 import os
 import random
 import select
@@ -29,6 +35,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -38,7 +45,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import everwarm
 from everwarm.config import PREFIX
+from everwarm.errors import StoreError
 from everwarm.kv import container
+from everwarm.kv import store as store_module
 from everwarm.kv.files import Files
 from everwarm.llm import LLM, End, Event
 from everwarm.text.history import tokenise
@@ -61,6 +70,49 @@ class Plan:
     turns: int | None  # None: until it is killed
     sync_s: float  # that a sync takes longer than it does here: what must be waited for is not done by itself
     exit: str  # killed, close (the store is closed), exit (the interpreter ends, nobody closes), term (SIGTERM)
+    restore: str = "always"
+    faults: float = 0.0  # the share of system calls that fail while the disk is unwell
+
+
+class UnwellFiles(Files):
+    """System calls of which a share fails."""
+
+    share = 0.0
+    sync_s = 0.0
+    failed = 0
+    draw = random.Random()
+
+    def create(self, path: Path) -> int:
+        self._may_fail()
+        return super().create(path)
+
+    def write(self, descriptor: int, parts: Sequence[memoryview]) -> int:
+        self._may_fail()
+        return super().write(descriptor, parts)
+
+    def sync(self, descriptor: int) -> None:
+        time.sleep(self.sync_s)
+        self._may_fail()
+        super().sync(descriptor)
+
+    def rename(self, old: Path, new: Path) -> None:
+        self._may_fail()
+        super().rename(old, new)
+
+    def unlink(self, path: Path) -> None:
+        self._may_fail()
+        super().unlink(path)
+
+    def sync_directory(self, path: Path) -> None:
+        self._may_fail()
+        super().sync_directory(path)
+
+    @classmethod
+    def _may_fail(cls) -> None:
+        if cls.share and cls.draw.random() < cls.share:
+            cls.failed += 1
+            error = cls.draw.choice([errno.EIO, errno.ENOSPC])
+            raise OSError(error, os.strerror(error))
 
 
 class Life:
@@ -71,7 +123,7 @@ class Life:
         self.out = out
         self.draw = random.Random(plan.seed)
         self.llm: LLM = everwarm.load(
-            plan.model, threads=1, warm="on", durability=plan.durability, kv_budget=plan.kv_budget, restore="always"
+            plan.model, threads=1, warm="on", durability=plan.durability, kv_budget=plan.kv_budget, restore=plan.restore
         )
         self.store = self.llm.agents
         self.unacknowledged: list[tuple[int, Any]] = []
@@ -84,27 +136,38 @@ class Life:
             self.say(found=name, ids=self.history(name))
         count = 0
         while self.plan.turns is None or count < self.plan.turns:
+            if self.plan.faults and self.draw.random() < 0.3:
+                UnwellFiles.share = self.draw.choice([0.0, self.plan.faults])
             self.act(self.draw.choice(AGENTS))
             count += 1
+        UnwellFiles.share = 0.0
 
     def act(self, name: str) -> None:
         deed = self.draw.random()
         known = self.history(name)
         copy = self.history(COPY)
         if deed < 0.05 and known is not None and copy is None:
-            number = self.begin(COPY, known)
-            self.store.fork(name, COPY)
-            self.say(acknowledged=number)
+            self.change(self.begin(COPY, known), lambda: self.store.fork(name, COPY))
         elif deed < 0.08 and copy is not None:
-            number = self.begin(COPY, None)
-            self.store.delete(COPY)
-            self.say(acknowledged=number)
+            self.change(self.begin(COPY, None), lambda: self.store.delete(COPY))
         elif deed < 0.15 and known is not None:
-            self.store.evict(name)
+            self.change(None, lambda: self.store.evict(name))
         elif deed < 0.25 and copy is not None:
             self.talk(COPY, copy)
         else:
             self.talk(name, known or [])
+
+    def change(self, number: int | None, change: Callable[[], object]) -> None:
+        """It may be refused if the disk is unwell."""
+        failed = UnwellFiles.failed
+        try:
+            change()
+            if number is not None:
+                self.say(acknowledged=number)
+        except StoreError as error:
+            if UnwellFiles.failed == failed:
+                self.say(wrong=f"refused: {error}")
+            self.say(refused=number)
 
     def talk(self, name: str, known: list[int]) -> None:
         """One turn: as chat messages for alice, as token ids for the others."""
@@ -134,7 +197,7 @@ class Life:
         if receipt.tokens_digest != hashlib.blake2b(as_bytes(prompt), digest_size=16).hexdigest():
             self.say(wrong=f"{name}: the turn had other token ids than it should have had")
         if self.plan.durability == "turn":
-            self.say(acknowledged=number) if receipt.committed else self.say(wrong=f"not saved: {receipt.error}")
+            self.saved(number, receipt)
         else:
             self.unacknowledged.append((number, receipt))
             if self.draw.random() < 0.3:
@@ -148,14 +211,22 @@ class Life:
         """With an answer without any cache."""
         alone = [event for event in self.llm.stream(tokens=prompt, cache=False, **options) if isinstance(event, Event)]
         if [said(event) for event in alone] != [said(event) for event in events]:
-            self.say(wrong=f"{name}: {len(prompt)} tokens: another answer than without a cache")
+            self.say(wrong=f"{name}: {len(prompt)} tokens: another answer than without a cache", kind="wrong answers")
         self.say(compared=len(events))
 
     def flush(self) -> None:
         self.store.flush()
         for number, receipt in self.unacknowledged:
-            self.say(acknowledged=number) if receipt.committed else self.say(wrong=f"not saved: {receipt.error}")
+            self.saved(number, receipt)
         self.unacknowledged = []
+
+    def saved(self, number: int, receipt: Any) -> None:
+        if receipt.committed:
+            self.say(acknowledged=number)
+        elif UnwellFiles.failed:
+            self.say(unsaved=number)
+        else:
+            self.say(wrong=f"not saved: {receipt.error}")
 
     def begin(self, name: str, ids: list[int] | None) -> int:
         self.number += 1
@@ -214,7 +285,9 @@ def live(plan: Plan, out: int) -> None:
     """All of a process's life, but for its end."""
     if plan.exit == "term":
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # as the command line does
-    Files.sync = lambda files, descriptor: (time.sleep(plan.sync_s), os.fsync(descriptor))[1]
+    UnwellFiles.sync_s, UnwellFiles.draw = plan.sync_s, random.Random(plan.seed)
+    logging.disable(logging.ERROR if plan.faults else logging.NOTSET)  # each fault is a line
+    store_module.Files = UnwellFiles  # what a store is opened with
     life = Life(plan, out)
     life.live()
     life.say(unsafe=sum(receipt.committed is None for _, receipt in life.unacknowledged))
@@ -230,13 +303,15 @@ class Book:
     def __init__(self) -> None:
         self.acknowledged: dict[str, list[int] | None] = {}
         self.begun: dict[str, list[tuple[int, list[int] | None]]] = {}
-        self.counts: Counter[str] = Counter()
+        self.refused: dict[str, list[list[int] | None]] = {}  # a crash may leave what could not be undone
+        self.counts: Counter[str] = Counter({"wrong answers": 0, "lost acknowledged turns": 0})
         self.wrong: list[str] = []
 
     def note(self, line: dict[str, Any]) -> None:
         match line:
             case {"wrong": words}:
                 self.wrong.append(words)
+                self.counts[line.get("kind", "other errors")] += 1
             case {"found": name, "ids": ids}:
                 later = [history for _, history in self.begun.get(name, [])]
                 self.counts["histories found"] += 1
@@ -244,10 +319,13 @@ class Book:
                     pass
                 elif ids in later:
                     self.counts["found one that was not acknowledged"] += 1
+                elif ids in self.refused.get(name, []):
+                    self.counts["found one that was refused"] += 1
                 else:
                     kept = self.acknowledged.get(name)
                     self.wrong.append(f"{name}: acknowledged {kept}, later begun {later}, found {ids}")
-                self.acknowledged[name], self.begun[name] = ids, []
+                    self.counts["lost acknowledged turns"] += 1
+                self.acknowledged[name], self.begun[name], self.refused[name] = ids, [], []
             case {"begun": number, "agent": name, "ids": ids}:
                 self.begun.setdefault(name, []).append((number, ids))
             case {"acknowledged": number}:
@@ -257,6 +335,13 @@ class Book:
                         if found == number:
                             self.acknowledged[name], self.begun[name] = ids, begun[at + 1 :]
                             break
+            case {"refused": number}:
+                self.counts["refused"] += 1
+                for name, begun in self.begun.items():
+                    self.refused.setdefault(name, []).extend(ids for found, ids in begun if found == number)
+                    self.begun[name] = [one for one in begun if one[0] != number]
+            case {"unsaved": _}:
+                self.counts["turns that were not saved"] += 1
             case {"turn": tier, "unfinished": unfinished}:
                 self.counts[f"{tier} turns"] += 1
                 self.counts["reused blocks of turns that nobody owns"] += bool(unfinished)
@@ -270,7 +355,7 @@ class Book:
         for name, begun in self.begun.items():
             if begun:
                 self.acknowledged[name] = begun[-1][1]
-            self.begun[name] = []
+            self.begun[name], self.refused[name] = [], []
 
 
 def run_life(plan: Plan, book: Book, kill_after_s: float | None, fresh: bool) -> None:
@@ -356,12 +441,16 @@ def torture(cycles: int, seed: int, home: Path) -> Counter[str]:
             None if ending == "killed" else draw.randrange(1, 6),
             draw.choice([0, 0, 0.005]),
             ending,
+            draw.choice(["always", "auto"]),
+            draw.choice([0.0, 0.0, 0.02, 0.2]),
         )
         fresh = cycle % FRESH_EVERY == FRESH_EVERY - 1
         run_life(plan, book, draw.uniform(0, 0.25) if ending == "killed" else None, fresh)
         book.counts["cycles"] += 1
         book.counts[ending] += 1
         book.counts["fresh interpreters"] += fresh
+        book.counts["lives with faults"] += plan.faults > 0
+        book.counts[f"restore {plan.restore}"] += 1
         if cycle % 10 == 0:
             book.counts["files read whole"] += check_files(home)
         assert not book.wrong, f"seed {seed}, cycle {cycle}, {plan}, store in {home}: " + "; ".join(book.wrong)
@@ -382,7 +471,11 @@ def main() -> None:
     started = time.monotonic()
     counts = torture(given.cycles, given.seed, directory / "home")
     shutil.rmtree(directory)
-    print(f"{given.cycles} cycles in {time.monotonic() - started:.0f} s", file=sys.stderr)
+    print(
+        f"{counts['cycles']} cycles, {counts['killed']} kills, {counts['wrong answers']} wrong answers, "
+        f"{counts['lost acknowledged turns']} lost acknowledged turns, {time.monotonic() - started:.0f} s",
+        file=sys.stderr,
+    )
     print(json.dumps(counts))
 
 
