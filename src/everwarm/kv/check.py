@@ -133,7 +133,7 @@ class _Model:
         self._ids: ModelIds | None = None
         self._manifests: list[Manifest] = []
         self._parents: dict[Key, Key] = {}  # of sound blocks
-        self._other_versions = False
+        self._unsure = False  # someone may own blocks whom we can't ask
 
     def check(self) -> None:
         self._check_ids()
@@ -177,10 +177,11 @@ class _Model:
         except FileNotFoundError:  # just now: another process writes
             return
         except VersionError as error:
-            self._other_versions = True
+            self._unsure = True
             self._note(path, f"{error}; left alone")
-        except OSError as error:
-            self._damaged(path, f"can't be read: {error.strerror or error}")
+        except OSError as error:  # it may be whole: whoever can't read it must not move it away
+            self._unsure = True
+            self._note(path, f"can't be read: {error.strerror or error}; left alone")
         except StoreError as error:
             self._damaged(path, str(error))
         self._report.files += 1
@@ -193,7 +194,10 @@ class _Model:
             said = (manifest.weights_id, manifest.numerics_id, manifest.layout)
             if said != (self._ids.weights_id, self._ids.numerics_id, self._ids.layout.digest):
                 raise StoreError("of another model")
-            block_names(manifest, self._ids)
+            try:
+                block_names(manifest, self._ids)
+            except StoreError as error:
+                self._note(path, f"{error}; its tokens and text are kept, what does not fit is computed again")
         self._manifests.append(manifest)
 
     def _check_block(self, path: Path) -> None:
@@ -225,7 +229,7 @@ class _Model:
                 path = self._path / "manifests" / file_name(manifest.tenant, manifest.name)
                 what = f"agent {manifest.name!r}: {lost} of {len(manifest.blocks)} blocks are not there; its history is"
                 self._note(path, what)
-        if self._other_versions or self._ids is None:  # someone may own them whom we can't ask
+        if self._unsure or self._ids is None:  # someone may own them whom we can't ask
             return
         children: dict[Key, list[Key]] = {}
         for key, parent in self._parents.items():

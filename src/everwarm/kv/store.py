@@ -531,7 +531,10 @@ class AgentStore:
         try:
             return self.disk.load(agent.tenant, agent.name)
         except (OSError, StoreError) as error:
-            raise StoreError(f"agent {agent.name!r}: {error}") from None
+            if not agent.generation:  # removed meanwhile
+                raise UnknownAgentError(f"no such agent: {agent.name!r}") from None
+            why = (error.strerror if isinstance(error, OSError) else None) or str(error)
+            raise StoreError(f"agent {agent.name!r}: its manifest can't be read: {why}") from None
 
     def save(self, agent: Agent, manifest: Manifest, chain: list[Node]) -> "Future[int]":
         """The agent has this history from now on; the future tells when it is on disk, and how many bytes that took

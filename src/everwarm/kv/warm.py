@@ -511,6 +511,7 @@ class WarmTier:
         store = self._store
         assert store.disk is not None
         left: dict[Key, list[BlockName]] = {}
+        unreadable: set[Key] = set()
         for key in keys:
             try:
                 name = store.disk.describe(key)
@@ -519,8 +520,10 @@ class WarmTier:
                     self.bytes -= store.disk.block_file_bytes
             except VersionError as error:
                 self.left_alone(store.disk.block_path(key), f"is of {error}")
-            except OSError:
+            except FileNotFoundError:
                 self.bytes -= store.disk.block_file_bytes
+            except OSError:  # perhaps only now: it counts, and is deleted when space is needed
+                unreadable.add(key)
             else:
                 left.setdefault(name.parent, []).append(name)
         ready = [key for key in left if key in store.tree.nodes]
@@ -533,7 +536,7 @@ class WarmTier:
                     self.recency.touch([node])
                     if node.key in left:
                         ready.append(node.key)
-        self.garbage = {name.key for names in left.values() for name in names}
+        self.garbage = {name.key for names in left.values() for name in names} | unreadable
 
     def expire(self, before: float) -> int:
         """Remove agents that were not used since then; how many. One that talks just now, or has, stays."""
