@@ -97,7 +97,7 @@ _UNBOUNDED = frozenset({"encode", "expandtabs", "maketrans", "striptags", "trans
 class Sandbox(ImmutableSandboxedEnvironment):
     """The environment that the compiled template asks for everything it does."""
 
-    intercepted_binops = frozenset({"+", "*", "**", "%"})
+    intercepted_binops = frozenset({"+", "*", "**", "%", "//"})
 
     def __init__(self, now: Callable[[], datetime]) -> None:
         """Nothing but what is listed here can be named in a template."""
@@ -110,7 +110,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
         )
         self.filters = {name: metered(function) for name, function in FILTERS.items()}
         # what the rewriter puts into the template; they count by themselves
-        self.filters |= {"turn": _turn, "made": _accounted, "sliced": _sliced, "joined": _joined, "unmarked": unmarked}
+        self.filters |= {"turn": _turn, "made": _accounted, "sliced": _sliced, "compared": _compared}
+        self.filters |= {"joined": _joined, "unmarked": unmarked}
         self.tests = {name: metered(function) for name, function in TESTS.items()}
         self.globals = {
             "range": bounded_range,
@@ -195,6 +196,11 @@ def _sliced(value: Any) -> Any:
     if isinstance(value, str):
         return meter().account(value)
     meter().tick(16 * len(value) if isinstance(value, list | tuple) else 0)
+    return value
+
+
+def _compared(value: Any) -> Any:
+    meter().tick()
     return value
 
 
