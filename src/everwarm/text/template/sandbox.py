@@ -211,17 +211,19 @@ def _accounted(value: Any) -> Any:
 
 def _written(value: Any) -> Any:
     """What is written to the output."""
-    size = meter().expanded(value)
-    meter().fit(size)
-    meter().tick(size)
-    meter().write(size)
+    current = meter()
+    size = len(value) if isinstance(value, str) else current.expanded(value)
+    current.fit(size)
+    current.tick(size)
+    current.write(size)
     return value
 
 
 def _turn(written: int) -> bool:
     """One turn of a loop whose body writes that many characters of literal text."""
-    meter().tick(written)
-    meter().write(written)
+    current = meter()
+    current.tick(written)
+    current.write(written)
     return True
 
 
