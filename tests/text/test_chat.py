@@ -553,6 +553,17 @@ def test_one_deadline_for_everything_that_is_tried_with_a_template(clock):
     assert clock.looks - most < 1100
 
 
+@pytest.mark.parametrize("operation", ["a // b", "a == b", "b in c", "a < b < a", "c[1:]", "a % b", "-a + b"])
+def test_every_operation_that_may_take_long_looks_at_the_clock(operation, clock):
+    """Many of them in one tuple, which counts by itself only when it is made."""
+    source = "{% set a = 9**99 %}{% set b = 7**77 %}{% set c = [1] * 99 %}"
+    source += "{% set t = (" + ", ".join([operation] * 900) + ") %}{{ messages[0].content }}"
+    chat = template(source, limits=Limits(seconds=1000))
+    before = clock.looks
+    chat.render(HELLO)
+    assert clock.looks - before > 900
+
+
 @pytest.mark.parametrize(
     ("source", "tokens"),
     [

@@ -1,8 +1,8 @@
 """Puts into a parsed template what Jinja has no hook for: the meter in loops and literals, the marks on control tokens.
 
 In: a syntax tree. Out: the same tree, changed in place. Every turn of a loop passes the filter `turn`, every list,
-tuple or dict that is written down `made`, every slice `sliced`, every `~` is `joined`, and each control token in the
-template's own text is marked as such.
+tuple or dict that is written down `made`, every slice `sliced`, what is compared `compared`, every `~` is `joined`, and
+each control token in the template's own text is marked as such.
 
 Literals that are only compared with or searched for stay unmarked: `'<|eot|>' in message.content` asks about the
 message.
@@ -50,7 +50,7 @@ class Rewriter(NodeTransformer):
         return node
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Node:  # noqa: N802
-        """Texts are compared without marks."""
+        """Texts are compared without marks, and each comparison counts: it may visit all of two values."""
         about_tokens = any(self._is_token(child) for child in node.find_all((nodes.Const, nodes.Name)))
         outer, self._comparing = self._comparing, True
         self.generic_visit(node)
@@ -59,6 +59,9 @@ class Rewriter(NodeTransformer):
             node.expr = self._pass(node.expr, "unmarked")
             for operand in node.ops:
                 operand.expr = self._pass(operand.expr, "unmarked")
+        node.expr = self._pass(node.expr, "compared")
+        for operand in node.ops[1:]:
+            operand.expr = self._pass(operand.expr, "compared")
         return node
 
     def _is_token(self, node: nodes.Node) -> bool:

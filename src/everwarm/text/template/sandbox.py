@@ -102,7 +102,7 @@ _UNBOUNDED = frozenset({"encode", "expandtabs", "maketrans", "striptags", "trans
 class Sandbox(ImmutableSandboxedEnvironment):
     """The environment that the compiled template asks for everything it does."""
 
-    intercepted_binops = frozenset({"+", "*", "**", "%"})
+    intercepted_binops = frozenset({"+", "*", "**", "%", "//"})
 
     def __init__(self, now: Callable[[], datetime]) -> None:
         """Nothing but what is listed here can be named in a template."""
@@ -115,7 +115,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
         )
         self.filters = {name: metered(function) for name, function in FILTERS.items()}
         # what the rewriter puts into the template; they count by themselves
-        self.filters |= {"turn": _turn, "made": _accounted, "sliced": _sliced, "joined": _joined, "unmarked": unmarked}
+        self.filters |= {"turn": _turn, "made": _accounted, "sliced": _sliced, "compared": _compared}
+        self.filters |= {"joined": _joined, "unmarked": unmarked}
         self.tests = {name: metered(function) for name, function in TESTS.items()}
         self.globals = {
             "range": bounded_range,
@@ -203,6 +204,11 @@ def _sliced(value: Any) -> Any:
     return value
 
 
+def _compared(value: Any) -> Any:
+    meter().tick()
+    return value
+
+
 def _accounted(value: Any) -> Any:
     """Each container that is written down."""
     return meter().account(value)
@@ -210,17 +216,19 @@ def _accounted(value: Any) -> Any:
 
 def _written(value: Any) -> Any:
     """What is written to the output."""
-    size = meter().expanded(value)
-    meter().fit(size)
-    meter().tick(size)
-    meter().write(size)
+    current = meter()
+    size = len(value) if isinstance(value, str) else current.expanded(value)
+    current.fit(size)
+    current.tick(size)
+    current.write(size)
     return value
 
 
 def _turn(written: int) -> bool:
     """One turn of a loop whose body writes that many characters of literal text."""
-    meter().tick(written)
-    meter().write(written)
+    current = meter()
+    current.tick(written)
+    current.write(written)
     return True
 
 
