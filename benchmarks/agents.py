@@ -41,7 +41,7 @@ def talk(store: AgentStore, agent: str, tokens: list[int]) -> None:
             end = min(turn.kv.length + 512, len(tokens))
             turn.kv.reserve(end)
             for block in turn.kv.blocks[turn.kv.length // store.pool.block_tokens :]:
-                store.pool.data(block)[:] = tokens[-1] % 251
+                store.pool.read(block)[:] = tokens[-1] % 251
             turn.kv.length = end
             turn.seal_full()
         turn.commit((Run("x" * (4 * len(tokens)), False, len(tokens)),))

@@ -1,10 +1,10 @@
-"""What everwarm is for, in about a minute: two agents talk with a server, it is killed, and both return.
+"""What everwarm is for, in half a minute: two agents talk with a server, it is killed, and both return.
 
     python examples/demo.py [MODEL]
 
-Starts `everwarm serve` on a free port, gives each agent a long text to read (cold), asks again (hot), kills the server
-with SIGKILL, starts it again and asks once more (restart). Prints the time to the first token of each answer, as a
-client sees it, beside the receipt.
+Starts `everwarm serve` on a free port, tells each agent a story and asks about it (cold), asks again (hot), kills the
+server with SIGKILL, starts it again and asks once more (restart). Prints the time to the first token of each answer, as
+a client sees it, beside the receipt.
 """
 
 import json
@@ -17,16 +17,19 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from stories import CLOCKMAKER, LIGHTHOUSE
 
-DOCS = Path(__file__).parent.parent / "docs"
-AGENTS = {"ada": "architecture.md", "bob": "weight-cache.md"}
-QUESTIONS = ["What is this text about? One sentence.", "Name one thing that it mentions.", "And another one?"]
-WORDS = 1500
+STATES = ("cold", "hot", "restart")
+STORIES = {"ada": LIGHTHOUSE, "bob": CLOCKMAKER}
+QUESTIONS = {
+    "ada": ("What is the name of Mara's dog?", "What was the name of the fishing boat?", "Who was its captain?"),
+    "bob": ("What is the name of Emil's granddaughter?", "How old is Emil?", "In which town is the shop?"),
+}
+ASKED = "You answer questions about this story in one short sentence."
 
 console = Console()
 
@@ -66,7 +69,7 @@ class Server:
 
 def ask(server: Server, agent: str, messages: list[dict[str, str]]) -> tuple[str, float, dict[str, Any]]:
     """The answer, seconds to its first text, the receipt."""
-    body = {"messages": messages, "max_tokens": 40, "temperature": 0, "stream": True}
+    body = {"messages": messages, "max_tokens": 24, "temperature": 0, "stream": True, "stop": ["\n"]}
     started, first, text, receipt = time.perf_counter(), 0.0, "", {}
     with server.open("/v1/chat/completions", body, agent=agent) as response:
         for line in response:
@@ -81,28 +84,25 @@ def ask(server: Server, agent: str, messages: list[dict[str, str]]) -> tuple[str
     return text, first, receipt
 
 
-def _text(page: str) -> str:
-    return " ".join((DOCS / page).read_text().split()[:WORDS])
-
-
 def main() -> None:
     model = sys.argv[1] if len(sys.argv) > 1 else "smollm2"
     suffix = secrets.token_hex(3)  # nobody else's agents
     table = Table("agent", "state", "first token", "prompt", "reused", "tier", "why", title="time to first token")
     talks = {
-        f"{name}-{suffix}": [{"role": "system", "content": f"{suffix}: {_text(page)}"}]  # begins like no other
-        for name, page in AGENTS.items()
+        name: [{"role": "system", "content": f"({name} {suffix}) {ASKED}\n\n{story}"}]  # begins like no other
+        for name, story in STORIES.items()
     }
     server = Server(model)
     console.print(f"server is ready after {time.perf_counter() - server.started:.1f} s", style="dim")
     try:
-        for state, question in zip(("cold", "hot", "restart"), QUESTIONS, strict=True):
+        for number, state in enumerate(STATES):
             if state == "restart":
                 console.print("\nkill -9", style="bold red")
                 server.end(signal.SIGKILL)
                 server = Server(model)
                 console.print(f"server is ready again after {time.perf_counter() - server.started:.1f} s", style="dim")
-            for agent, messages in talks.items():
+            for name, messages in talks.items():
+                question, agent = QUESTIONS[name][number], f"{name}-{suffix}"
                 messages.append({"role": "user", "content": question})
                 text, first, receipt = ask(server, agent, messages)
                 messages.append({"role": "assistant", "content": text})
@@ -112,8 +112,8 @@ def main() -> None:
                 table.add_row(agent, state, f"{1000 * first:.0f} ms", *counts, receipt["tier"], receipt["reason"])
         console.print()
         console.print(table)
-        for agent in talks:
-            server.open(f"/v1/agents/{agent}", method="DELETE").close()
+        for name in talks:
+            server.open(f"/v1/agents/{name}-{suffix}", method="DELETE").close()
     finally:
         server.end(signal.SIGTERM)
 

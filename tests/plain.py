@@ -48,6 +48,9 @@ def plain_logits(
             h = norm(x, w[b + "attn_norm.weight"])
             q = linear(h, b + "attn_q").reshape(heads, head_dim)
             k = linear(h, b + "attn_k").reshape(kv_heads, head_dim)
+            if b + "attn_q_norm.weight" in w:
+                q = np.stack([norm(head, w[b + "attn_q_norm.weight"]) for head in q])
+                k = np.stack([norm(head, w[b + "attn_k_norm.weight"]) for head in k])
             keys[layer].append(np.stack([rotated(head, position) for head in k]))
             values[layer].append(linear(h, b + "attn_v").reshape(kv_heads, head_dim))
             first = 0 if window is None else max(0, position - window + 1)

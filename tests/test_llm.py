@@ -137,6 +137,21 @@ def test_damaged_weights_are_told(tmp_path: Path, home: Path) -> None:
                     use()
 
 
+@pytest.mark.parametrize(
+    ("head_dim", "kv_type", "advice"),
+    [(2, "f16", "use --backend reference"), (48, "q8", "use --kv-type f16 or --backend reference")],
+)
+def test_heads_that_the_kernels_can_not_take_are_told_before_anything_is_packed(
+    tmp_path: Path, home: Path, head_dim: int, kv_type: str, advice: str
+) -> None:
+    Tiny(head_dim=head_dim).write(tmp_path / "odd.gguf")
+    with pytest.raises(ModelError, match=f"heads of {head_dim} elements.* {advice}$"):
+        everwarm.load(tmp_path / "odd.gguf", kv_type=kv_type)
+    assert not (home / "packs").exists()
+    with everwarm.load(tmp_path / "odd.gguf", backend="reference") as llm:
+        assert llm.generate("hello", max_tokens=2).tokens
+
+
 def test_score_is_the_mean_over_windows(llm: everwarm.LLM) -> None:
     text = "The quick brown fox jumps over the lazy dog. " * 5
     ids = llm.tokenize(text)

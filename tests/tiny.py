@@ -31,6 +31,7 @@ class Tiny:
     tied: bool = True
     biases: bool = False
     rope_factors: bool = False
+    qk_norm: bool = False
     seed: int = 0
     metadata: dict[str, Any] = field(default_factory=dict)  # without the architecture's prefix; None removes a key
     drop: tuple[str, ...] = ()  # tensors to leave out
@@ -65,6 +66,8 @@ class Tiny:
                 b + "ffn_up.weight": (self.ffn, self.width),
                 b + "ffn_down.weight": (self.width, self.ffn),
             }
+            if self.qk_norm:
+                shapes |= {b + "attn_q_norm.weight": (self.head_dim,), b + "attn_k_norm.weight": (self.head_dim,)}
             if self.biases:
                 shapes |= {b + "attn_q.bias": (queries,), b + "attn_k.bias": (keys,), b + "attn_v.bias": (keys,)}
         return shapes

@@ -10,14 +10,15 @@ closing it only says so to the engine; turn and memory are given back where the 
 
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from everwarm.engine.admission import Room
 from everwarm.engine.engine import Engine
-from everwarm.engine.prefill import check_prompt
-from everwarm.engine.sampler import Choice, Mask, Sampler
+from everwarm.engine.prefill import check_prompt, too_long
+from everwarm.engine.processors import Constraint
+from everwarm.engine.sampler import Choice, Sampler
 from everwarm.engine.sampling import Sampling
 from everwarm.engine.sequence import Sequence
 from everwarm.errors import CancelledError
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from everwarm.llm import LLM
 
 Message = Mapping[str, Any]
+Drafter = Callable[[list[int]], list[int]]
+"""Given the tokens so far, proposes some that may come next; on the engine's thread, so it must be quick."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,8 @@ class Asked:
     keep: bool = True  # False: what is known is used, but the answer is not kept
     priority: int = 0
     context: int = 0
-    mask: Mask | None = None
+    constraint: Callable[[], Constraint] | None = None  # makes one: it has the state of one choice
+    drafter: Drafter | None = None
 
 
 class Generation:
@@ -101,10 +105,14 @@ class Generation:
         if self._sequence is not None and self._engine is not None:
             self._engine.cancel(self._sequence)
 
-    def another_choice_of(self, first: "Generation") -> "Generation":
-        """Have it go on from the very tokens of `first`, which has begun: those depend on what its agent remembers."""
-        self._first = first
-        return self
+    def another_choice(self, seed: int | None) -> "Generation":
+        """Another answer to the same prompt, which is not kept. It goes on from the very tokens of this one, which must
+        have begun: those depend on what its agent remembers.
+        """
+        sampling = replace(self._asked.sampling, seed=seed)
+        other = Generation(self._llm, replace(self._asked, sampling=sampling, agent=None, group="", keep=False))
+        other._first = self
+        return other
 
     def events(self, listener: Callable[[Event], None] | None = None) -> Iterator[Event | End]:
         """An event per token, then the end. With a `listener`, which must not wait, the tokens go there instead, from
@@ -114,8 +122,7 @@ class Generation:
         return self._alone() if not self._asked.cache else self._turn()
 
     def _alone(self) -> Iterator[Event | End]:
-        llm, given = self._llm, self._asked.given
-        ids = given if isinstance(given, list) else llm.tokenizer.encode(given[0], add_bos=given[1])
+        llm, ids = self._llm, self._tokenise_alone()
         check_prompt(llm.model, ids, self._asked.context)
         exact = llm.backend.exact
         receipt = self.receipt = Receipt("", prompt_tokens=len(ids), reason="nothing was looked up", exact=exact)
@@ -170,6 +177,15 @@ class Generation:
             with suppress(IndexError):  # once
                 self._abandoned.pop().close()
 
+    def _tokenise_alone(self) -> list[int]:
+        given, context = self._asked.given, self._asked.context
+        if isinstance(given, list):
+            return given
+        with self._llm.tokenising(given[0], self._cancelled) as long:
+            ids = self._llm.tokenizer.encode(given[0], add_bos=given[1], most=context if long else None)
+        _check_length(ids, context, long)
+        return ids
+
     def _tokenise(self, turn: Turn) -> Prompt:
         """Now that the agent's turn is owned: what it has computed keeps its token ids."""
         given, tokenizer = self._asked.given, self._llm.tokenizer
@@ -178,15 +194,23 @@ class Generation:
         if isinstance(given, list):
             return Prompt(given, ())  # what they spell is worked out after the last token
         segments, add_bos = given
-        if turn.agent is None and self._asked.keep:
-            turn.store.continue_branch(turn, text_digests(wanted_runs(segments, add_bos)))
-        return tokenise(tokenizer, segments, add_bos, turn.history.runs, turn.history.ids)
+        context = self._asked.context
+        with self._llm.tokenising(segments, self._cancelled) as long:
+            if turn.agent is None and self._asked.keep:
+                turn.store.continue_branch(turn, text_digests(wanted_runs(segments, add_bos)))
+            history = turn.history
+            prompt = tokenise(tokenizer, segments, add_bos, history.runs, history.ids, context if long else None)
+        _check_length(prompt.ids, context, long)
+        return prompt
 
     def _compute(self, turn: Turn | Alone, room: Room, ids: list[int]) -> Generator[Event]:
         llm = self._llm
-        sampler = Sampler(self._asked.sampling, ids, llm.config.vocab_size, self._asked.mask)
+        constraint = self._asked.constraint() if self._asked.constraint is not None else None
+        sampler = Sampler(self._asked.sampling, ids, llm.config.vocab_size, llm.backend.rows, constraint)
         tell = self._teller(ids)
         sequence = self._sequence = Sequence(turn, room, list(ids), sampler, tell, self._end)
+        if (drafter := self._asked.drafter) is not None:
+            sequence.propose = lambda: drafter(sequence.tokens)
         engine = self._engine = llm.engine
         if self._cancelled.is_set():
             raise CancelledError("cancelled")
@@ -237,6 +261,12 @@ class Generation:
             return finish is not None
 
         return tell
+
+
+def _check_length(ids: list[int], context: int, long: bool) -> None:
+    """A long prompt is tokenised no further than the context: how many tokens it has is not known."""
+    if long and len(ids) > context:
+        raise too_long(f"more than {context:,}", context)
 
 
 @dataclass(frozen=True, slots=True)

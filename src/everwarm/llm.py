@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -24,14 +25,14 @@ import numpy.typing as npt
 from everwarm import config, kernels
 from everwarm.engine.admission import Admission, Room
 from everwarm.engine.engine import Engine
-from everwarm.engine.prefill import check_prompt, prefill
-from everwarm.engine.sampler import Mask, Sampler
+from everwarm.engine.prefill import check_prompt, prefill, too_long
+from everwarm.engine.processors import Constraint
+from everwarm.engine.sampler import Sampler
 from everwarm.engine.sampling import Sampling
 from everwarm.engine.score import Score, score
 from everwarm.engine.sequence import Sequence as EngineSequence
-from everwarm.errors import ModelError, RequestError
-from everwarm.generation import Asked, End, Event, Generation, Message
-from everwarm.kernels.native import NativeBackend
+from everwarm.errors import CancelledError, EverwarmError, ModelError, RequestError
+from everwarm.generation import Asked, Drafter, End, Event, Generation, Message
 from everwarm.kv.agent import check_name
 from everwarm.kv.disk import ModelIds
 from everwarm.kv.layout import Group, Layout
@@ -41,13 +42,14 @@ from everwarm.kv.receipt import Receipt
 from everwarm.kv.store import AgentStore
 from everwarm.kv.turn import Alone
 from everwarm.model import tensors
-from everwarm.model.config import ModelConfig, read_config
+from everwarm.model.config import read_config
+from everwarm.model.spec import ModelConfig
 from everwarm.model.transformer import Transformer
 from everwarm.pull import resolve
 from everwarm.text.chat import ChatTemplate
 from everwarm.text.tokenizer import Tokenizer
 from everwarm.types import Segment
-from everwarm.waiting import Cancellation
+from everwarm.waiting import Cancellation, Line
 from everwarm.weights.cache import WeightCache
 from everwarm.weights.gguf import GGUFFile
 from everwarm.weights.identity import pack_was_touched, remember_pack, weights_id
@@ -61,6 +63,10 @@ _log = logging.getLogger(__name__)
 
 SCORE_WINDOW = 2048
 DEFAULT_MAX_TOKENS = 256
+LONG_TEXT = 1 << 16
+"""Characters of a prompt that is long: it is measured before it is tokenised, and not tokenised beyond the context."""
+LONGEST_NAME = 4096
+"""Characters of a control token's name, at most: so much of a prompt that is still being written may become one."""
 MOST_RUNNING = 64
 """Sequences that are computed at once; more wait."""
 
@@ -152,7 +158,9 @@ class LLM:
         self._file = GGUFFile(path)
         try:
             embedding = self._file.tensors.get(tensors.EMBEDDING)
-            self.config: ModelConfig = read_config(self._file.metadata, embedding.shape[0] if embedding else 0)
+            self.config: ModelConfig = read_config(
+                self._file.metadata, embedding.shape[0] if embedding else 0, len(self._file.tensors)
+            )
             tensors.check_tensors(self.config, self._file.tensors)
             self.tokenizer = Tokenizer.from_metadata(self._file.metadata)
             if self.tokenizer.vocab_size != self.config.vocab_size:
@@ -160,17 +168,19 @@ class LLM:
                     f"{path}: vocabulary mismatch: the tokenizer has {self.tokenizer.vocab_size:,} tokens, "
                     f"the embedding table {self.config.vocab_size:,} rows"
                 )
+            choice = kernels.choose(str(settings["backend"].value), str(settings["isa"].value))
+            threads = settings["threads"].value
+            self.backend = kernels.make(
+                choice, threads if isinstance(threads, int) else None, config.cores(), str(settings["kv_type"].value)
+            )
+            # Before anything is packed: it says whether these kernels can run this model at all.
+            blocks = self.backend.block_memory(self.config.kv_shape)
         except BaseException:
             self._file.close()
             raise
-        choice = kernels.choose(str(settings["backend"].value), str(settings["isa"].value))
-        threads = settings["threads"].value
-        self.backend = kernels.make(
-            choice, threads if isinstance(threads, int) else None, config.cores(), str(settings["kv_type"].value)
-        )
         self._source: Source = (
             packed_source(self._file, self.backend, config.home(), progress)
-            if settings["pack"].value == "on" and isinstance(self.backend, NativeBackend)
+            if settings["pack"].value == "on" and self.backend.packs
             else FileSource(self._file, self.backend)
         )
         try:
@@ -180,19 +190,20 @@ class LLM:
             raise
         self._check: threading.Thread | None = None
         if isinstance(self._source, PackSource):
-            first = settings["verify"].value == "eager" or pack_was_touched(self._source.pack.path)
+            first = settings["verify"].value == "eager" or pack_was_touched(self._source.pack)
             self._check = threading.Thread(target=self._verify_pack, args=(self._source.pack,), daemon=True)
             self._check.start()
             if first:
                 self._check.join()
         self.model = Transformer(self.config, self.weights, self.backend)
-        self._pool = BlockPool(self.backend.block_memory(self.model.kv_shape))
+        self._pool = BlockPool(blocks)
         self._settings = settings
         self._agents: AgentStore | None = None
         self._engine: Engine | None = None
         self._admission = Admission(lambda: self._pool.most_blocks, MOST_RUNNING)
         self._opening = threading.Lock()
         self._template: ChatTemplate | None = None
+        self._long_texts: Line[None] = Line(lambda inside, one: not inside)
         self.control_ids = frozenset(self.tokenizer.special_tokens.values())
         self._sampling_s = 0.0
 
@@ -215,14 +226,18 @@ class LLM:
         buffers = Buffers()
         # What is mapped may as well be read through the mapping; else the check must not fill the memory.
         read = None if self.weights.mapped else lambda name: pack.read(name, buffers)
-        sound = True
-        for name in pack.altered(self._closing.is_set, read):
-            _log.error("%s: tensor %s was altered; built again from %s", pack.path, name, self.path)
-            self.weights.rebuild_from(name, from_file)
-            pack.path.unlink(missing_ok=True)
+        sound, seen = True, pack.fingerprint()
+        try:
+            for name in pack.altered(self._closing.is_set, read):
+                _log.error("%s: tensor %s was altered; built again from %s", pack.path, name, self.path)
+                sound = False
+                pack.path.unlink(missing_ok=True)
+                self.weights.rebuild_from(name, from_file)
+        except EverwarmError as error:  # whoever needs that tensor gets the same error
+            _log.error("the pack can't be compared or mended: %s", error)
             sound = False
         if sound and not self._closing.is_set():
-            remember_pack(pack.path)
+            remember_pack(pack, seen)
 
     def __enter__(self) -> Self:
         return self
@@ -263,7 +278,7 @@ class LLM:
 
     def _open_agents(self) -> AgentStore:
         said = {name: value.value for name, value in self._settings.items()}
-        kv_type = str(said["kv_type"]) if self.backend.name == "native" else "f32"
+        kv_type = self.backend.kv_type
         shape, width = self.model.kv_shape, self.model.kv_shape.kv_heads * self.model.kv_shape.head_dim
         group = Group("full", shape.layers, width, width, kv_type, self._pool.block_bytes)
         root = config.home() / "agents" if said["warm"] == "on" else None
@@ -283,6 +298,7 @@ class LLM:
             durability=str(said["durability"]),
             restore=str(said["restore"]),
             exact=self.backend.exact,
+            vocab_size=self.config.vocab_size,
         )
 
     def conversation(self, agent: str, tenant: str = "") -> list[Message]:
@@ -333,6 +349,7 @@ class LLM:
 
     def warm_up(self) -> None:
         """Compute a little and keep nothing of it: the first request finds threads running and memory in place."""
+        self.tokenizer.least_tokens([])
         count = min(64, self.config.context - 2)
         self.generate(tokens=[0] * count, max_tokens=2, ignore_eos=True, cache=False)
 
@@ -356,11 +373,30 @@ class LLM:
         messages: Sequence[Message] | None = None,
         special: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        context: int | None = None,
     ) -> tuple[list[Segment], bool]:
-        """What is to be tokenised, and whether BOS goes before it."""
+        """What is to be tokenised, and whether BOS goes before it. Raises ContextError as soon as it is certain that
+        its tokens don't fit into `context`.
+        """
+        segments, add_bos = self._segments(prompt, messages, special, tools, context)
+        if context is not None and sum(len(segment.text) for segment in segments) >= LONG_TEXT:
+            self._check_length(segments, context)
+        return segments, add_bos
+
+    def _segments(
+        self,
+        prompt: str | None,
+        messages: Sequence[Message] | None,
+        special: bool,
+        tools: Sequence[Mapping[str, Any]] | None,
+        context: int | None,
+    ) -> tuple[list[Segment], bool]:
         add_bos = self.tokenizer.add_bos
         if messages is not None:
-            segments = self.template.render(messages, tools=tools)
+            watch = None
+            if context is not None:
+                watch = partial(self._check_length, context=context, unsettled=LONGEST_NAME)
+            segments = self.template.render(messages, tools=tools, watch=watch)
             opens_with_bos = (
                 bool(segments)
                 and segments[0].special
@@ -372,6 +408,25 @@ class LLM:
         if not prompt:
             raise RequestError("the prompt is empty: give at least one character")
         return list(self.tokenizer.split(prompt)) if special else [Segment(prompt)], add_bos
+
+    def _check_length(self, segments: Sequence[Segment], context: int, unsettled: int = 0) -> None:
+        """Raise ContextError if they don't fit, whatever becomes of the last `unsettled` characters."""
+        least = self.tokenizer.least_tokens(segments) - unsettled
+        if least >= context:
+            raise too_long(f"at least {least:,}", context)
+
+    @contextmanager
+    def tokenising(self, segments: Sequence[Segment], cancelled: Cancellation) -> Iterator[bool]:
+        """Long texts one at a time: Python threads that compute hold up all others. Says whether it is one."""
+        if sum(len(segment.text) for segment in segments) < LONG_TEXT:
+            yield False
+            return
+        if not self._long_texts.enter(None, cancelled=cancelled):
+            raise CancelledError("cancelled while other long texts were tokenised")
+        try:
+            yield True
+        finally:
+            self._long_texts.leave(None)
 
     def encode_prompt(
         self,
@@ -414,13 +469,15 @@ class LLM:
         keep: bool = True,
         context: int | None = None,
         priority: int = 0,
-        mask: Mask | None = None,
+        constraint: Callable[[], Constraint] | None = None,
+        drafter: Drafter | None = None,
         **sampling: Any,
     ) -> Generation:
         """A generation that can be cancelled; it begins when its events are asked for. `context` is a limit on prompt
         and answer below the model's own. Without `keep` the answer is not kept. Without `cache` everything is computed
-        and nothing is kept. `mask` is given the tokens of the answer so far and says which may follow, as booleans over
-        the vocabulary, or None for all; it runs on the engine's thread. `sampling` takes the fields of
+        and nothing is kept. `constraint` makes what says which tokens may follow, with the state of one answer; it
+        runs on the engine's thread. What `drafter` proposes is verified in one step: the answer is the same, it comes
+        sooner if the draft is right. `sampling` takes the fields of
         `everwarm.engine.sampling.Sampling`. A second turn of the same agent waits for the first.
         """
         checked = self.check_options(max_tokens=max_tokens, stop=stop, **sampling)
@@ -428,12 +485,13 @@ class LLM:
             raise RequestError("give exactly one of prompt, messages and tokens")
         if agent is not None:
             check_name(agent, "agent")
+        limit = min(context or self.config.context, self.config.context)
         given: list[int] | tuple[list[Segment], bool]
         if tokens is not None:
             given = ids = _token_ids(tokens)
             check_prompt(self.model, ids)
         else:
-            given = self.segments(prompt, messages=messages, special=special, tools=tools)
+            given = self.segments(prompt, messages=messages, special=special, tools=tools, context=limit)
         return Generation(
             self,
             Asked(
@@ -449,8 +507,9 @@ class LLM:
                 cache,
                 keep,
                 priority,
-                min(context or self.config.context, self.config.context),
-                mask,
+                limit,
+                constraint,
+                drafter,
             ),
         )
 

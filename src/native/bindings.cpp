@@ -58,6 +58,8 @@ struct Form {
   Form(const std::string& type, int outputs, int inputs) : type(type) {
     if (outputs < 1 || inputs < 1)
       refuse("form: " + std::to_string(outputs) + " x " + std::to_string(inputs) + ", at least 1 x 1 is needed");
+    if (padded_elements(outputs, inputs) > MOST_ELEMENTS)
+      refuse("form: " + std::to_string(outputs) + " x " + std::to_string(inputs) + " is more than 2^56 elements");
     Floats f;
     quantised = !float_type(type, f);
     if (!quantised)
@@ -83,8 +85,14 @@ struct Batch {
     std::vector<int> blocks;
   };
   std::vector<Span> spans;
-  int rows = 0, pairs = 0;
-  std::vector<float> cosine, sine;
+  // Cosine and sine of every row and pair; layers may rotate in different ways.
+  struct Rotary {
+    bool adjacent;
+    int pairs;
+    std::vector<float> cosine, sine;
+  };
+  int rows = 0;
+  std::vector<Rotary> rotaries;
   std::vector<uint8_t*> bases;     // of the blocks of all spans, one after the other
   std::vector<uint8_t*> pointers;  // scratch of a call
   std::vector<SpanRows> layer_spans;
@@ -97,9 +105,10 @@ struct Batch {
     spans.push_back({rows, count, start, std::move(blocks)});
     rows += count;
   }
-  void turn(FloatArray frequencies, double magnitude) {
-    pairs = int(frequencies.size());
-    cosine.resize(size_t(rows) * pairs), sine.resize(size_t(rows) * pairs);
+  void add_rotary(FloatArray frequencies, double magnitude, bool adjacent) {
+    const int pairs = int(frequencies.size());
+    rotaries.push_back({adjacent, pairs, std::vector<float>(size_t(rows) * pairs), std::vector<float>(size_t(rows) * pairs)});
+    auto& [_, __, cosine, sine] = rotaries.back();
     for (const Span& span : spans)
       for (int r = 0; r < span.count; r++)
         for (int i = 0; i < pairs; i++) {
@@ -235,12 +244,24 @@ struct Engine {
     k.gate_floats(pool, out.floats(), spare.floats(), size_t(out.rows()) * out.width(), activation);
   }
 
-  void rotate(Rows& x, int heads, const Batch& batch, bool adjacent) {
+  // Each head of each row by itself, in place.
+  void norm_heads(Rows& x, const FloatArray& weight, float epsilon, int heads) {
     const Timer timer(spent[other_s]);
-    if (heads < 1 || x.width() % heads || x.width() / heads < 2 * batch.pairs)
+    if (heads < 1 || x.width() % heads)
+      refuse("norm_heads: " + std::to_string(x.width()) + " elements in " + std::to_string(heads) + " heads");
+    const float* w = vector(weight, x.width() / heads, "norm weight of a head");
+    k.rms_norm(pool, x.floats(), x.rows() * heads, x.width() / heads, w, epsilon, x.floats(), nullptr);
+  }
+
+  void rotate(Rows& x, int heads, const Batch& batch, int rope) {
+    const Timer timer(spent[other_s]);
+    if (rope < 0 || size_t(rope) >= batch.rotaries.size())
+      refuse("rotate: rotary " + std::to_string(rope) + " of " + text(batch.rotaries.size()));
+    const auto& [adjacent, pairs, cosine, sine] = batch.rotaries[rope];
+    if (heads < 1 || x.width() % heads || x.width() / heads < 2 * pairs)
       refuse("rotate: " + std::to_string(x.width()) + " elements in " + std::to_string(heads) + " heads");
     if (x.rows() != batch.rows) refuse("rotate: " + std::to_string(x.rows()) + " rows, the batch has " + std::to_string(batch.rows));
-    k.rotate(pool, x.floats(), x.rows(), heads, x.width() / heads, batch.cosine.data(), batch.sine.data(), batch.pairs, adjacent);
+    k.rotate(pool, x.floats(), x.rows(), heads, x.width() / heads, cosine.data(), sine.data(), pairs, adjacent);
   }
 
   void store_kv(const KVPool& kv, int layer, const Rows& keys, const Rows& values, Batch& batch) {
@@ -283,8 +304,11 @@ struct Tape {
     operations.push_back([&x, gate_up = std::move(gate_up), biases = std::move(biases), &out, &spare, activation = std::move(activation)](
                              Engine& e, Batch&) { e.gated(x, gate_up, biases, out, spare, activation); });
   }
-  void rotate(Rows& x, int heads, const Batch&, bool adjacent) {
-    operations.push_back([&x, heads, adjacent](Engine& e, Batch& batch) { e.rotate(x, heads, batch, adjacent); });
+  void norm_heads(Rows& x, FloatArray weight, float epsilon, int heads) {
+    operations.push_back([&x, weight = std::move(weight), epsilon, heads](Engine& e, Batch&) { e.norm_heads(x, weight, epsilon, heads); });
+  }
+  void rotate(Rows& x, int heads, const Batch&, int rope) {
+    operations.push_back([&x, heads, rope](Engine& e, Batch& batch) { e.rotate(x, heads, batch, rope); });
   }
   void store_kv(const KVPool& kv, int layer, const Rows& keys, const Rows& values, const Batch&) {
     operations.push_back([&kv, layer, &keys, &values](Engine& e, Batch& batch) { e.store_kv(kv, layer, keys, values, batch); });
@@ -376,7 +400,13 @@ NB_MODULE(_native, m) {
           "Use packed bytes where they are; they must stay as they are.");
 
   nb::class_<Rows>(m, "Rows")
-      .def(nb::init<int>(), "width"_a)
+      .def(
+          "__init__",
+          [](Rows* self, int width) {
+            if (width < 1) refuse("rows: width " + std::to_string(width) + ", at least 1 is needed");
+            new (self) Rows(width);
+          },
+          "width"_a)
       .def_prop_ro("width", &Rows::width)
       .def_prop_ro("rows", &Rows::rows)
       .def(
@@ -411,6 +441,9 @@ NB_MODULE(_native, m) {
             if (type != "f16" && type != "q8" && type != "q4") refuse("KV type " + type + ": expected f16, q8 or q4");
             if (layers < 1 || kv_heads < 1 || head_dim < 16 || head_dim % (shape.type == KVType::f16 ? 16 : 32))
               refuse("KV pool: head_dim " + std::to_string(head_dim) + " must be a multiple of 16 (f16) or 32 (q8, q4)");
+            if (int64_t(kv_heads) * head_dim > 1 << 24 || layers > 1 << 20)
+              refuse("KV pool: " + std::to_string(layers) + " layers of " + std::to_string(kv_heads) + " heads of " +
+                     std::to_string(head_dim) + ", at most 2^20 layers of 2^24 elements");
             new (self) KVPool(layers, shape);
           },
           "layers"_a, "kv_heads"_a, "head_dim"_a, "kind"_a)
@@ -432,7 +465,8 @@ NB_MODULE(_native, m) {
       .def(nb::init<>())
       .def("add", &Batch::add, "start"_a, "count"_a, "blocks"_a)
       .def("place", &Batch::place, "pool"_a, "Find the blocks of all spans; they must be there until the batch has been computed.")
-      .def("turn", &Batch::turn, "frequencies"_a.noconvert(), "magnitude"_a, "Compute the rotary tables of all rows.")
+      .def("add_rotary", &Batch::add_rotary, "frequencies"_a.noconvert(), "magnitude"_a, "adjacent"_a,
+           "Compute the rotary tables of all rows, for one way to rotate.")
       .def_ro("rows", &Batch::rows);
 
   const nb::call_guard<nb::gil_scoped_release> without_gil;
@@ -488,7 +522,8 @@ NB_MODULE(_native, m) {
       .def("quantise", &Engine::quantise, "x"_a, without_gil)
       .def("linear", &Engine::linear, "x"_a, "forms"_a, "biases"_a, "outs"_a, "add"_a, without_gil)
       .def("gated", &Engine::gated, "x"_a, "gate_up"_a, "biases"_a, "out"_a, "spare"_a, "activation"_a, without_gil)
-      .def("rotate", &Engine::rotate, "x"_a, "heads"_a, "batch"_a, "adjacent"_a, without_gil)
+      .def("norm_heads", &Engine::norm_heads, "x"_a, "weight"_a.noconvert(), "epsilon"_a, "heads"_a, without_gil)
+      .def("rotate", &Engine::rotate, "x"_a, "heads"_a, "batch"_a, "rope"_a, without_gil)
       .def("store_kv", &Engine::store_kv, "pool"_a, "layer"_a, "keys"_a, "values"_a, "batch"_a, without_gil)
       .def("attention", &Engine::attention, "pool"_a, "layer"_a, "q"_a, "batch"_a, "scale"_a, "window"_a, "softcap"_a, "out"_a, without_gil)
       .def(
@@ -506,7 +541,8 @@ NB_MODULE(_native, m) {
            nb::keep_alive<1, 5>())
       .def("gated", &Tape::gated, "x"_a, "gate_up"_a, "biases"_a, "out"_a, "spare"_a, "activation"_a, nb::keep_alive<1, 2>(),
            nb::keep_alive<1, 3>(), nb::keep_alive<1, 5>(), nb::keep_alive<1, 6>())
-      .def("rotate", &Tape::rotate, "x"_a, "heads"_a, "batch"_a, "adjacent"_a, nb::keep_alive<1, 2>())
+      .def("norm_heads", &Tape::norm_heads, "x"_a, "weight"_a.noconvert(), "epsilon"_a, "heads"_a, nb::keep_alive<1, 2>())
+      .def("rotate", &Tape::rotate, "x"_a, "heads"_a, "batch"_a, "rope"_a, nb::keep_alive<1, 2>())
       .def("store_kv", &Tape::store_kv, "pool"_a, "layer"_a, "keys"_a, "values"_a, "batch"_a, nb::keep_alive<1, 2>(),
            nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>())
       .def("attention", &Tape::attention, "pool"_a, "layer"_a, "q"_a, "batch"_a, "scale"_a, "window"_a, "softcap"_a, "out"_a,

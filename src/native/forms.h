@@ -26,6 +26,13 @@ enum class Floats : int { f32, f16, bf16 };
 
 constexpr size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
+// Outputs in panels of sixteen; the sum of both could pass the greatest int.
+constexpr int panels_of(int outputs) { return outputs / PANEL + (outputs % PANEL != 0); }
+
+// Elements of a matrix, the last panel filled up. Below this, no count of bytes of any form passes 64 bits.
+constexpr uint64_t MOST_ELEMENTS = uint64_t(1) << 56;
+constexpr uint64_t padded_elements(int outputs, int inputs) { return uint64_t(panels_of(outputs)) * PANEL * uint64_t(inputs); }
+
 // A quantised matrix: four planes, one behind the other, each on 64 bytes.
 struct Weight {
   Codes codes;
@@ -34,7 +41,7 @@ struct Weight {
   int outputs, inputs;
   const uint8_t* data;
 
-  int panels() const { return (outputs + PANEL - 1) / PANEL; }
+  int panels() const { return panels_of(outputs); }
   int groups() const { return inputs / GROUP; }
   size_t code_bytes() const { return codes == Codes::bytes ? 512 : 256; }                              // per panel and group
   size_t thin_bytes() const { return codes == Codes::five ? 64 : codes == Codes::six ? 128 : 0; }      // per panel and group
@@ -66,7 +73,7 @@ struct FloatWeight {
   int outputs, inputs;
   const uint8_t* data;
 
-  int panels() const { return (outputs + PANEL - 1) / PANEL; }
+  int panels() const { return panels_of(outputs); }
   size_t element() const { return type == Floats::f32 ? 4 : 2; }
   size_t bytes() const { return round_up(size_t(panels()) * inputs * PANEL * element(), 64); }
 };

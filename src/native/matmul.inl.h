@@ -266,7 +266,7 @@ inline void float_tile(const FloatWeight& w, int panel, const float* x, F32 (&ac
 inline void finish_panel(const Product& product, int outputs, int panel, int row, F32 acc) {
   const int first = panel * PANEL;
   float* y = product.y + row * product.stride + first;
-  if (first + PANEL <= outputs) {
+  if (first <= outputs - PANEL) {
     if (product.bias) acc = ::everwarm::EVERWARM_ISA::add(acc, load(product.bias + first));
     if (product.add) acc = ::everwarm::EVERWARM_ISA::add(load(y), acc);
     store(y, acc);

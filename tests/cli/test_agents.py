@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from everwarm.cli.app import run
@@ -17,6 +18,7 @@ from everwarm.kv.store import AgentStore
 from everwarm.llm import load
 from everwarm.types import Run
 from kv.fake import model_ids, open_store, talk
+from kv.test_export import craft
 from tiny import Tiny
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -378,3 +380,35 @@ def test_python_can_export_and_import(home: Path, tmp_path: Path) -> None:
         with pytest.raises(StoreError, match="exists already"):
             llm.agents.import_(tmp_path / "alice")
         assert llm.generate("Hello", agent="bob", max_tokens=3).receipt.match == "exact"
+
+
+@pytest.mark.parametrize("token", [260, 2**31, 2**32 - 1])
+def test_tokens_beyond_the_vocabulary_are_refused_by_a_loaded_model_and_ignored_by_a_later_one(
+    cli: Cli, home: Path, tmp_path: Path, token: int
+) -> None:
+    """`everwarm agents import` knows no vocabulary, so the model must notice when the agent talks."""
+    Tiny(context=256).write(tmp_path / "tiny.gguf")
+    first = [{"role": "user", "content": "Tell me a story."}]
+    with load(tmp_path / "tiny.gguf", threads=1) as llm:
+        llm.generate(messages=first, agent="alice", max_tokens=8, ignore_eos=True)
+        llm.agents.export("alice", tmp_path / "file")
+
+    def lie(said: dict[str, str], tensors: dict[str, np.ndarray]) -> None:
+        tensors["tokens"] = tensors["tokens"].copy()
+        tensors["tokens"][5:] = token
+
+    craft(tmp_path / "file", lie)
+    with load(tmp_path / "tiny.gguf", threads=1) as llm:
+        with pytest.raises(StoreError, match=f"token {token:,} is not in the model's vocabulary of 260"):
+            llm.agents.import_(tmp_path / "file", "bob")
+        with pytest.raises(StoreError, match="no such agent"):
+            llm.agents.find("bob")
+    assert cli("import", tmp_path / "file", "--as", "bob")[0] == 0
+    assert cli("show", "bob")[0] == 0
+    with load(tmp_path / "tiny.gguf", threads=1) as llm:
+        again = [*llm.conversation("bob"), {"role": "user", "content": "And then?"}]
+        assert again[:1] == first
+        found = llm.generate(messages=again, agent="bob", max_tokens=8, ignore_eos=True)
+        assert found.tokens == llm.generate(messages=again, cache=False, max_tokens=8, ignore_eos=True).tokens
+        assert found.receipt.committed
+        assert f"token {token:,} is not in the model's vocabulary" in str(found.receipt.reason)

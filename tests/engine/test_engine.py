@@ -154,7 +154,7 @@ def test_choices_go_on_from_the_very_tokens_of_the_first(tiny_path: Path) -> Non
         assert ask(seed=seed, agent="a").tokens == [ord("z"), ord("q")]
         talk += [{"role": "assistant", "content": "zq"}, {"role": "user", "content": "Go on"}]
         first = llm.start(messages=talk, agent="a", max_tokens=3, ignore_eos=True)
-        other = llm.start(messages=talk, keep=False, max_tokens=3, ignore_eos=True).another_choice_of(first)
+        other = first.another_choice(None)
         spoken = [[one.token for one in each.events() if isinstance(one, everwarm.Event)] for each in (first, other)]
         assert spoken[0] == spoken[1]
         assert first.receipt is not None

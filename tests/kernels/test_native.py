@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from gguf.quants import dequantize
 
-from everwarm.kernels import _native
+from everwarm.kernels import _native, reference
 from everwarm.kernels.native import aligned_bytes
 from tiny import random_blocks
 
@@ -151,6 +151,37 @@ def test_norm(engine: _native.Engine, width: int) -> None:
     np.testing.assert_allclose(out.numpy(), expected, rtol=2e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize(("heads", "head_dim"), [(1, 64), (3, 32), (4, 20)])
+def test_each_head_is_normed_by_itself(engine: _native.Engine, heads: int, head_dim: int) -> None:
+    x = np.random.default_rng(0).standard_normal((5, heads * head_dim)).astype(np.float32)
+    weight = np.random.default_rng(1).standard_normal(head_dim).astype(np.float32)
+    normed = rows(x)
+    engine.norm_heads(normed, weight, 1e-5, heads)
+    by_head = x.astype(np.float64).reshape(5, heads, head_dim)
+    expected = by_head / np.sqrt((by_head**2).mean(-1, keepdims=True) + 1e-5) * weight
+    np.testing.assert_allclose(normed.numpy(), expected.reshape(x.shape), rtol=2e-6, atol=1e-6)
+    with pytest.raises(ValueError, match="norm weight of a head"):
+        engine.norm_heads(normed, weight[1:], 1e-5, heads)
+    with pytest.raises(ValueError, match="in 7 heads"):
+        engine.norm_heads(normed, weight, 1e-5, 7)
+
+
+def test_a_batch_may_rotate_in_several_ways(engine: _native.Engine) -> None:
+    batch = _native.Batch()
+    batch.add(5, 2, [0])
+    for adjacent in (True, False):
+        batch.add_rotary(np.array([1.0, 0.25], np.float32), 1.0, adjacent)
+    x = np.random.default_rng(0).standard_normal((2, 8)).astype(np.float32)
+    for rope, pairing in enumerate(("adjacent", "halves")):
+        table = reference.rotary_table(np.array([1.0, 0.25], np.float32), 1.0, np.array([5, 6], np.int32))
+        turned = rows(x)
+        engine.rotate(turned, 2, batch, rope)
+        expected = reference.rotate(x.copy().reshape(2, 2, 4), table, pairing).reshape(2, 8)
+        np.testing.assert_allclose(turned.numpy(), expected, atol=1e-6)
+    with pytest.raises(ValueError, match="rotary 2 of 2"):
+        engine.rotate(rows(x), 2, batch, 2)
+
+
 def test_rotation_table_is_that_of_the_c_library(engine: _native.Engine) -> None:
     frequencies = (10000.0 ** -(np.arange(0, 64, 2) / 64)).astype(np.float32)
     for start in (0, 1, 1000, 131_000, 1_000_000):
@@ -159,9 +190,9 @@ def test_rotation_table_is_that_of_the_c_library(engine: _native.Engine) -> None
         batch.add(0, 0, [])
         batch = _native.Batch()
         batch.add(start, 1, [0] * (start // _native.BLOCK + 1))
-        batch.turn(frequencies, 1.0)
+        batch.add_rotary(frequencies, 1.0, True)
         x = rows(np.tile(np.array([1.0, 0.0], np.float32), (1, 32)))
-        engine.rotate(x, 1, batch, True)
+        engine.rotate(x, 1, batch, 0)
         angles = (np.float32(start) * frequencies).astype(np.float64)
         pairs = x.numpy().reshape(32, 2)
         np.testing.assert_array_max_ulp(pairs[:, 0], np.cos(angles).astype(np.float32), 1)
@@ -360,6 +391,32 @@ class TestRefused:
         ):
             with pytest.raises(ValueError, match="form"):
                 _native.Form(kind, outputs, inputs)
+
+    def test_sizes_near_the_greatest_int(self) -> None:
+        """Their bytes as Python counts them. `outputs + 15` passes 2^31."""
+        greatest = 2**31 - 1
+        for kind, inputs, panel_bytes in (
+            ("F32", 1, 16 * 4),
+            ("BF16", 3, 16 * 3 * 2),
+            ("Q4_0", 32, 256 + 32),
+            ("Q8_0", 64, 2 * (512 + 32)),
+            ("Q6_K", 256, 8 * (256 + 128 + 32) + 32),
+        ):
+            for outputs in (greatest, greatest - 14, greatest - 15, greatest - 16):
+                panels = -(-outputs // 16)
+                expected = panels * panel_bytes
+                assert _native.Form(kind, outputs, inputs).size_bytes in range(expected, expected + 256)
+        for kind in ("F32", "Q4_0"):
+            with pytest.raises(ValueError, match=r"2147483647 x 2147483616 is more than 2\^56 elements"):
+                _native.Form(kind, greatest, greatest - 31)
+
+    def test_sizes_that_nothing_has(self) -> None:
+        for width in (0, -1):
+            with pytest.raises(ValueError, match="at least 1"):
+                _native.Rows(width)
+        for layers, heads, dim in ((1, 2**31 - 1, 2**31 - 32), (2**31 - 1, 1, 32), (1, 2**20, 32)):
+            with pytest.raises(ValueError, match=r"at most 2\^20 layers of 2\^24 elements"):
+                _native.KVPool(layers, heads, dim, "f16")
 
     def test_form_without_memory(self, engine: _native.Engine) -> None:
         with pytest.raises(ValueError, match="without memory"):

@@ -53,7 +53,7 @@ def compute(turn: Turn, tokens: Sequence[int], chunk: int = 20) -> None:
         end = min(turn.kv.length + chunk, len(tokens))
         turn.kv.reserve(end)
         for at in range(turn.kv.length, end):
-            block = turn.store.pool.data(turn.kv.blocks[at // BLOCK_TOKENS]).reshape(BLOCK_TOKENS, TOKEN_BYTES)
+            block = turn.store.pool.read(turn.kv.blocks[at // BLOCK_TOKENS]).reshape(BLOCK_TOKENS, TOKEN_BYTES)
             block[at % BLOCK_TOKENS] = expected[at]
         turn.kv.length = end
         turn.seal_full()
@@ -63,7 +63,7 @@ def check(turn: Turn, tokens: Sequence[int]) -> None:
     """What the turn holds is what computing would have given."""
     expected = kv_bytes(tokens[: turn.kv.length])
     for at in range(turn.kv.length):
-        block = turn.store.pool.data(turn.kv.blocks[at // BLOCK_TOKENS]).reshape(BLOCK_TOKENS, TOKEN_BYTES)
+        block = turn.store.pool.read(turn.kv.blocks[at // BLOCK_TOKENS]).reshape(BLOCK_TOKENS, TOKEN_BYTES)
         assert (block[at % BLOCK_TOKENS] == expected[at]).all(), f"token {at}: KV of another history"
 
 

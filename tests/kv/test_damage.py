@@ -130,7 +130,7 @@ class OneBlock:
 
     def read(self) -> bytes:
         memory = HeapBlocks(BLOCK_TOKENS, BLOCK_TOKENS * TOKEN_BYTES)
-        buffer = memory.data(memory.allocate())
+        buffer = memory.host_view(memory.allocate())
         self.disk.get(self.name, [buffer])
         return buffer.tobytes()
 

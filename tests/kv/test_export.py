@@ -1,8 +1,10 @@
 """Exports: what is in them, what continues from them, and what hostile ones can't do."""
 
+import errno
 import functools
 import json
 import os
+import random
 import tempfile
 import zlib
 from collections.abc import Callable
@@ -17,13 +19,14 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from everwarm.errors import StoreError
-from everwarm.kv import container
+from everwarm.kv import container, export
 from everwarm.kv.disk import ModelIds
 from everwarm.kv.export import Export
 from everwarm.kv.files import Files
 from everwarm.kv.layout import Group, Layout
 from everwarm.kv.store import AgentStore
-from kv.fake import BLOCK_TOKENS, TOKEN_BYTES, kv_bytes, model_ids, open_store, talk
+from kv.fake import BLOCK_TOKENS, CAPACITY, TOKEN_BYTES, kv_bytes, model_ids, open_store, talk
+from kv.simulated_disk import FaultyFiles, RecordedFiles, SimulatedDisk
 
 HISTORY = list(range(100, 150))  # six full blocks and a partial one
 Change = Callable[[dict[str, str], dict[str, np.ndarray]], None]
@@ -125,6 +128,92 @@ def test_an_export_replaces_nothing(tmp_path: Path) -> None:
     store.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["precious", "there"]
     assert (tmp_path / "precious").read_text() == "data"
+
+
+def test_an_export_follows_no_link_that_waits_for_it(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "there")
+    talk(store, "alice", HISTORY)
+    (tmp_path / "precious").write_text("data")
+    (tmp_path / "file").symlink_to(tmp_path / "precious")
+    with pytest.raises(StoreError, match="exists already"):
+        store.export("alice", tmp_path / "file")
+    moved = store.export("alice", tmp_path / ("x" * 255))  # a name that leaves no room for a longer one
+    store.close()
+    assert (moved.tokens, (tmp_path / "precious").read_text()) == (50, "data")
+
+
+# An export of seven blocks: header, tokens, text, then each block.
+CALLS = {"create": 1, "write": 10, "sync": 1, "close": 1, "rename": 1, "sync_directory": 1}
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO, 0])
+@pytest.mark.parametrize(("kind", "nth"), [(kind, nth) for kind, count in CALLS.items() for nth in range(1, count + 1)])
+def test_an_export_that_fails_at_any_operation_leaves_nothing_behind(
+    tmp_path: Path, kind: str, nth: int, error: int
+) -> None:
+    files = FaultyFiles()
+    store = open_store(tmp_path / "there", files=files)
+    talk(store, "alice", HISTORY)
+    store.flush()
+    files.heal()
+    store.export("alice", tmp_path / "first")
+    assert {call: count for call, count in files.calls.items() if call != "any"} == CALLS
+    files.arm(kind, nth, error, lasting=False)
+    if kind == "write" and not error:  # not all of it is written at once: no fault
+        store.export("alice", tmp_path / "file")
+    else:
+        with pytest.raises(StoreError, match=r"file: can't be written: "):
+            store.export("alice", tmp_path / "file")
+        assert files.calls[kind] == nth
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["first", "there"]
+        store.export("alice", tmp_path / "file")
+    assert (tmp_path / "file").read_bytes() == (tmp_path / "first").read_bytes()
+    assert talk(store, "alice", [*HISTORY, 1]).cached_tokens == 50
+    store.close()
+
+
+def test_an_export_that_was_acknowledged_survives_a_loss_of_power(tmp_path: Path) -> None:
+    """And before that there is none, or a whole one, under its name."""
+    files = RecordedFiles(tmp_path / "disk")
+    (tmp_path / "disk").mkdir()
+    store = open_store(tmp_path / "disk" / "home" / "agents", files=files)
+    talk(store, "alice", HISTORY)
+    store.flush()
+    begun = len(files.log)
+    store.export("alice", tmp_path / "disk" / "home" / "file")
+    whole = (tmp_path / "disk" / "home" / "file").read_bytes()
+    log = files.log
+    store.close()
+    chance = random.Random(1)
+    for end in range(begun, len(log) + 1):
+        disk = SimulatedDisk()
+        for operation in log[:end]:
+            disk.do(operation)
+        for _ in range(20):
+            tree = disk.crash(lambda _: chance.random() < 0.5, chance)
+            found = tree.get(Path("home/file"))
+            assert found in (None, whole)
+            assert found == whole or end < len(log)
+
+
+def test_blocks_that_change_between_the_two_readings_are_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(tmp_path / "there")
+    talk(store, "alice", HISTORY)
+    read, count = export._read, [0]
+
+    def other(*arguments: Any) -> None:
+        read(*arguments)
+        count[0] += 1
+        if count[0] == 10:
+            arguments[2][:] = 1
+
+    monkeypatch.setattr(export, "_read", other)
+    with pytest.raises(StoreError, match="has changed meanwhile; export it again"):
+        store.export("alice", tmp_path / "file")
+    store.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["there"]
 
 
 def test_what_is_only_in_memory_is_exported_too(tmp_path: Path, file: Path) -> None:
@@ -310,6 +399,22 @@ def _text(body: object) -> Change:
     return _tensor("text", lambda _: packed)
 
 
+def _said(message: object) -> Change:
+    return _text({"runs": [["hi", 0, 52]], "messages": [message]})
+
+
+def _token(token: int) -> Change:
+    """The last token, which has no KV, is another."""
+    return _tensor("tokens", lambda tokens: np.append(tokens[:-1], np.uint32(token)))
+
+
+def nested(depth: int) -> object:
+    value: object = "x"
+    for number in range(depth):
+        value = [value] if number % 2 else {"k": value}
+    return value
+
+
 HOSTILE: dict[str, tuple[Change, str]] = {
     "another format": (_set(format="everwarm-agent"), "format is 'everwarm-agent'"),
     "a newer version": (_set(version="2"), "version '2' of the format everwarm-export, this everwarm reads 1"),
@@ -341,6 +446,17 @@ HOSTILE: dict[str, tuple[Change, str]] = {
     "a text that is not packed": (_tensor("text", lambda text: text[::-1].copy()), "can't be read"),
     "a text that unpacks to a lot": (_text({"runs": [["x" * 5_000_000, 0, 52]], "messages": None}), "more than"),
     "messages that are none": (_text({"runs": [["hi", 0, 52]], "messages": ["hi"]}), "messages"),
+    "messages without a role": (_said({"content": "hi"}), "each must be an object with a role"),
+    "a role that is a list": (_said({"role": ["user"], "content": "hi"}), "each must be an object with a role"),
+    "messages nested 79 deep": (_said({"role": "user", "content": nested(79)}), "nested more than 80 deep"),
+    "messages nested 900 deep": (_said({"role": "user", "content": nested(900)}), "nested more than 80 deep"),
+    "keys nested in objects": (_said({"role": "user", "x": {"y": nested(78)}}), "nested more than 80 deep"),
+    "a message with no number": (_said({"role": "user", "content": "hi", "x": float("nan")}), "a number that is none"),
+    "a message with half a character": (_said({"role": "user", "content": "\ud800"}), "half a character"),
+    "a key with half a character": (_said({"role": "user", "\udfff": 1}), "half a character"),
+    "a token beyond the vocabulary": (_token(1000), "token 1,000 is not in the model's vocabulary of 1,000"),
+    "the greatest token there can be": (_token(2**32 - 1), "token 4,294,967,295 is not in the model's vocabulary"),
+    "a token that is negative as an int": (_token(2**31), "token 2,147,483,648 is not in the model's vocabulary"),
 }
 
 
@@ -348,9 +464,40 @@ HOSTILE: dict[str, tuple[Change, str]] = {
 def test_hostile_exports_are_refused(tmp_path: Path, file: Path, what: str) -> None:
     change, reason = HOSTILE[what]
     craft(file, change)
-    store = open_store(tmp_path / "here")
+    store = open_store(tmp_path / "here", vocab_size=1000)
     talk(store, "bob", HISTORY[:10])
     refused(store, file, reason)
+    store.close()
+
+
+def test_messages_as_deep_as_clients_may_send_them_are_taken(tmp_path: Path, file: Path) -> None:
+    craft(file, _said({"role": "user", "content": nested(77)}))
+    store = open_store(tmp_path / "here", vocab_size=1000)
+    assert store.import_(file).tokens == 52
+    store.close()
+
+
+def test_tokens_are_checked_later_where_the_vocabulary_was_not_known(
+    tmp_path: Path, file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As `everwarm agents import` does it: no model is loaded. What was said is kept."""
+    message = {"role": "user", "content": "hi"}
+
+    def change(said: dict[str, str], tensors: dict[str, np.ndarray]) -> None:
+        _said(message)(said, tensors)
+        _token(2**32 - 1)(said, tensors)
+
+    craft(file, change)
+    store = open_store(tmp_path / "here")
+    store.import_(file)
+    store.close()
+    store = open_store(tmp_path / "here", vocab_size=1000)
+    with store.open_turn("alice", CAPACITY) as turn:
+        assert (turn.history.ids, turn.history.runs, turn.history.messages) == ([], (), (message,))
+        assert "token 4,294,967,295 is not in the model's vocabulary of 1,000" in turn.history.lost
+    assert "its tokens can't be used" in caplog.text
+    assert talk(store, "alice", [*HISTORY, 7]).committed
+    assert talk(store, "alice", [*HISTORY, 7, 8]).cached_tokens == 51
     store.close()
 
 
@@ -407,6 +554,13 @@ def test_things_that_are_no_files_are_refused(tmp_path: Path) -> None:
     store = open_store(tmp_path / "here")
     for name in ("pipe", "here", "loop", "nothing", "a\0b", "x" * 5000):
         refused(store, tmp_path / name, str(tmp_path))
+    store.close()
+
+
+def test_a_link_to_an_export_is_refused(tmp_path: Path, file: Path) -> None:
+    (tmp_path / "link").symlink_to(file)
+    store = open_store(tmp_path / "here")
+    refused(store, tmp_path / "link", "is a symbolic link, expected a regular file")
     store.close()
 
 

@@ -15,7 +15,7 @@ import pytest
 from everwarm.errors import StoreError
 from everwarm.kv import container
 from everwarm.kv.store import AgentStore
-from everwarm.regular import read_regular
+from everwarm.opening import read_whole
 from kv.fake import CAPACITY, check, open_store, talk
 from kv.simulated_disk import FaultyFiles, Killed, RecordedFiles, UnsyncedFiles, memory_directory
 
@@ -557,10 +557,10 @@ def test_a_manifest_that_can_t_be_read_is_left_and_not_replaced(saved: Path, mon
     def forbidden(found: Path) -> bytes:
         if found == path:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(found))
-        return read_regular(found)
+        return read_whole(found)
 
     with monkeypatch.context() as patch:
-        patch.setattr("everwarm.kv.disk.read_regular", forbidden)
+        patch.setattr("everwarm.kv.disk.read_whole", forbidden)
         store = open_store(saved, files=UnsyncedFiles())
         receipt = talk(store, "alice", LONGER)
         assert receipt.committed is False

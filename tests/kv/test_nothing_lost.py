@@ -356,6 +356,42 @@ def test_a_refused_fork_whose_manifest_can_not_be_deleted_goes_later(tmp_path: P
     assert reopened(tmp_path) == {"alice": HISTORY}
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_new_agent_in_the_place_of_a_refused_one_counts_once(tmp_path: Path, fails: bool) -> None:
+    class Stuck(FaultyFiles):
+        def unlink(self, path: Path) -> None:
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+
+    files = Stuck()
+    store = open_store(tmp_path, files=files)
+    talk(store, "alice", HISTORY)
+    files.arm("sync_directory", 2, errno.EIO, lasting=False)
+    with pytest.raises(StoreError):
+        store.fork("alice", "copy")
+    if fails:
+        files.arm("sync_directory", 2, errno.EIO, lasting=False)
+    assert talk(store, "copy", [9] * 24).committed is not fails
+    assert store.warm.bytes == files_bytes(store)
+    store.close()
+
+
+def test_a_refused_rm_puts_back_what_was_on_disk_and_no_more(tmp_path: Path) -> None:
+    files = FaultyFiles()
+    store = open_store(tmp_path, files=files)
+    talk(store, "alice", HISTORY[:8])
+    files.arm("write", 1, errno.ENOSPC, lasting=True)
+    assert not talk(store, "alice", HISTORY).committed
+    files.arm("sync_directory", 1, errno.EIO, lasting=False)
+    with pytest.raises(StoreError, match="'alice' was not removed"):
+        store.delete("alice")
+    (path,) = tmp_path.glob("*/manifests/*")
+    assert store.disk is not None
+    assert set(decode(path.read_bytes()).blocks) <= {key for key, _ in store.disk.blocks()}
+    assert store.history(store.find("alice")).ids == HISTORY
+    store.close()
+    assert reopened(tmp_path) == {"alice": HISTORY}
+
+
 @pytest.mark.parametrize("pinned", [True, False])
 def test_a_refused_pin_is_as_if_it_had_not_been_asked_for(tmp_path: Path, pinned: bool) -> None:
     files = FaultyFiles()

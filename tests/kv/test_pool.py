@@ -45,7 +45,7 @@ def test_a_block_goes_when_its_last_owner_does(memory: BlockMemory) -> None:
     pool.drop([block])
     assert (pool.owners(block), pool.in_use, memory.in_use) == (0, 0, 0)
     with pytest.raises((KeyError, IndexError)):
-        pool.data(block)
+        pool.read(block)
 
 
 def test_a_fresh_block_is_clear_also_where_memory_is_used_again(memory: BlockMemory) -> None:
@@ -53,8 +53,8 @@ def test_a_fresh_block_is_clear_also_where_memory_is_used_again(memory: BlockMem
     for _ in range(3):
         blocks = pool.allocate_many(4)
         for block in blocks:
-            assert not pool.data(block).any()
-            pool.data(block)[:] = 255
+            assert not pool.read(block).any()
+            pool.read(block)[:] = 255
         pool.drop(blocks)
 
 
@@ -64,14 +64,14 @@ def test_a_shared_block_is_copied_before_it_is_written(memory: BlockMemory) -> N
     first.reserve(size + 5)
     first.length = size + 5
     for number, block in enumerate(first.blocks):
-        pool.data(block)[:] = number + 1
+        pool.read(block)[:] = number + 1
     second.blocks, second.length = [pool.hold(block) for block in first.blocks], size + 3
     second.reserve(size + 4)
     assert second.blocks[0] == first.blocks[0]  # nothing is written in it any more
     assert second.blocks[1] != first.blocks[1]
-    assert (pool.data(second.blocks[1]) == 2).all()
-    pool.data(second.blocks[1])[:] = 9
-    assert (pool.data(first.blocks[1]) == 2).all()
+    assert (pool.read(second.blocks[1]) == 2).all()
+    pool.read(second.blocks[1])[:] = 9
+    assert (pool.read(first.blocks[1]) == 2).all()
     assert [pool.owners(block) for block in (*first.blocks, second.blocks[1])] == [2, 1, 1]
     before = list(first.blocks)
     first.reserve(size + 9)
@@ -180,7 +180,7 @@ def test_trimmed_memory_goes_back_to_the_system_and_comes_back_clear() -> None:
     before = resident_bytes()
     blocks = [memory.allocate() for _ in range((200 << 20) // memory.block_bytes)]
     for block in blocks:
-        memory.data(block)[:] = 7
+        memory.host_view(block)[:] = 7
     full = resident_bytes() - before
     assert full > 190 << 20
     for block in blocks[::2]:
@@ -193,18 +193,18 @@ def test_trimmed_memory_goes_back_to_the_system_and_comes_back_clear() -> None:
     assert (memory.spare, memory.in_use) == (3, 0)
     assert resident_bytes() - before < 20 << 20
     for _ in range(8):
-        assert not memory.data(memory.allocate()).any()
+        assert not memory.host_view(memory.allocate()).any()
 
 
 def test_without_clearing_spare_memory_is_used_as_it_is() -> None:
     """For blocks that are read or copied as a whole: filling them twice would cost."""
     memory = native()
     block = memory.allocate()
-    memory.data(block)[:] = 5
+    memory.host_view(block)[:] = 5
     memory.release(block)
     again = memory.allocate(False)
     assert (again, memory.spare) == (block, 0)
-    assert (memory.data(again) == 5).all()
+    assert (memory.host_view(again) == 5).all()
 
 
 def test_handles_that_are_not_in_use_are_refused() -> None:
@@ -212,7 +212,7 @@ def test_handles_that_are_not_in_use_are_refused() -> None:
     block = memory.allocate()
     memory.release(block)
     for bad in (block, -1, 10**6):
-        for call in (memory.release, memory.data):
+        for call in (memory.release, memory.host_view):
             with pytest.raises(IndexError, match="is not allocated"):
                 call(bad)
     assert (memory.in_use, memory.spare) == (0, 1)
@@ -242,7 +242,7 @@ def test_any_sequence_of_operations_against_a_dict(data: st.DataObject) -> None:
             case "copy" if block is not None:
                 model[pool.copy(block)] = [1, model[block][1]]
             case "write" if block is not None:
-                pool.data(block)[:] = step % 256
+                pool.read(block)[:] = step % 256
                 model[block][1] = step % 256
             case "allocate":
                 block = pool.allocate()
@@ -250,7 +250,7 @@ def test_any_sequence_of_operations_against_a_dict(data: st.DataObject) -> None:
                 model[block] = [1, 0]
         assert {block: pool.owners(block) for block in model} == {block: owners for block, (owners, _) in model.items()}
         assert pool.in_use == memory.in_use == len(model)
-        assert all((pool.data(block) == value).all() for block, (_, value) in model.items())
+        assert all((pool.read(block) == value).all() for block, (_, value) in model.items())
 
 
 def test_threads_that_hold_and_drop_leave_nothing_behind() -> None:
@@ -263,9 +263,9 @@ def test_threads_that_hold_and_drop_leave_nothing_behind() -> None:
         for _ in range(300):
             blocks = pool.allocate_many(draw.randint(1, 5))
             for block in blocks:
-                pool.data(block)[:] = seed
+                pool.read(block)[:] = seed
             pool.hold(shared)
-            assert all((np.asarray(pool.data(block)) == seed).all() for block in blocks)
+            assert all((np.asarray(pool.read(block)) == seed).all() for block in blocks)
             pool.drop([*blocks, shared])
 
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(1, 9)]

@@ -23,24 +23,26 @@ def read(**changes: object):
 
 def test_defaults_follow_the_format() -> None:
     config = read()
-    assert (config.kv_heads, config.head_dim, config.rope.dims, config.rope.base) == (4, 16, 16, 10000.0)
-    assert config.rope.scaling == "none"
-    assert config.window is None
+    assert len(config.layers) == 2
+    attention = config.layers[0].attention
+    assert (attention.kv_heads, attention.head_dim, attention.rope.dims, attention.rope.base) == (4, 16, 16, 10000.0)
+    assert attention.rope.scaling == "none"
+    assert attention.window is None
 
 
 def test_old_name_of_linear_scaling() -> None:
-    rope = read(rope__scale_linear=2.0).rope
+    rope = read(rope__scale_linear=2.0).layers[0].attention.rope
     assert (rope.scaling, rope.factor) == ("linear", 2.0)
 
 
 def test_one_value_per_layer_is_fine_if_all_are_equal() -> None:
-    assert read(attention__head_count_kv=[2, 2]).kv_heads == 2
+    assert read(attention__head_count_kv=[2, 2]).layers[1].attention.kv_heads == 2
     with pytest.raises(ModelError, match="head_count_kv differs between layers"):
         read(attention__head_count_kv=[2, 4])
 
 
 def test_an_unknown_architecture_is_named_and_the_known_are_listed() -> None:
-    with pytest.raises(ModelError, match=r"'mamba' is not supported; supported are llama, qwen2"):
+    with pytest.raises(ModelError, match=r"'mamba' is not supported; supported are llama, qwen2, qwen3"):
         read_config({"general.architecture": "mamba"}, 100)
 
 
@@ -69,6 +71,13 @@ def test_a_file_without_a_model() -> None:
         ({"rope__freq_base": 1.0, "rope__scaling__type": "yarn", "rope__scaling__factor": 2.0}, "must be finite"),
         ({"attention__sliding_window": -5}, "sliding_window = -5: must be at least 1"),
         ({"rope__scaling__factor": -1.0}, "must be finite"),
+        ({"attention__sliding_window": 2**31}, "sliding_window = 2,147,483,648: must be at most 2,147,483,647"),
+        ({"attention__sliding_window": 2**32 - 1}, "sliding_window = 4,294,967,295: must be at most"),
+        ({"context_length": 2**31}, "context_length = 2,147,483,648: must be at most"),
+        ({"block_count": 2**63}, "block_count = .* must be at most"),
+        ({"feed_forward_length": 2**24 + 1}, "rows of 16,777,217 elements, at most 16,777,216"),
+        ({"attention__head_count": 2**20}, "llama.attention.key_length = 0"),
+        ({"attention__head_count": 2**16, "attention__key_length": 2**16}, "rows of 4,294,967,296 elements"),
     ],
 )
 def test_bad_metadata_is_named(changes: dict[str, object], message: str) -> None:

@@ -26,7 +26,7 @@ def test_every_pass_counts_as_a_use_of_each_tensor(llm: everwarm.LLM) -> None:
         once = llm.weights.stats().hits - before
         llm.generate("abc", max_tokens=5, ignore_eos=True, cache=False)
         assert llm.weights.stats().hits - before == 6 * once
-        assert once >= 9 * llm.config.layers
+        assert once >= 9 * len(llm.config.layers)
         assert llm.weights.stats().misses == 0
 
 

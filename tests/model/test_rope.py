@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from everwarm.model.config import RopeConfig
 from everwarm.model.rope import make_rope
+from everwarm.model.spec import RopeSpec
 
 
-def rope_config(**changes: object) -> RopeConfig:
+def rope_config(**changes: object) -> RopeSpec:
     fields: dict[str, object] = {
         "pairing": "halves",
         "dims": 64,
@@ -16,7 +16,7 @@ def rope_config(**changes: object) -> RopeConfig:
         "original_context": 32768,
         "attention_factor": 1.0,
     }
-    return RopeConfig(**(fields | changes))  # type: ignore[arg-type]
+    return RopeSpec(**(fields | changes))  # type: ignore[arg-type]
 
 
 def test_plain_frequencies() -> None:

@@ -61,6 +61,8 @@ def expected(tiny: Tiny, weights: dict[str, np.ndarray], **changes: object) -> n
         (Tiny(metadata={"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}), {"scale_positions": 0.25}),
         (Tiny(metadata={"attention.sliding_window": 5}), {"window": 5}),
         (Tiny(architecture="qwen2", biases=True), {"pairing": "halves"}),
+        (Tiny(architecture="qwen3", qk_norm=True), {"pairing": "halves"}),
+        (Tiny(architecture="qwen3", qk_norm=True, heads=6, kv_heads=2, head_dim=48), {"pairing": "halves"}),
     ],
     ids=lambda value: repr(value)[:60] if isinstance(value, dict) else "",
 )

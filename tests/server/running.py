@@ -8,7 +8,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,16 +16,22 @@ from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 
 import everwarm
 from everwarm import config
 from everwarm.llm import LLM
 from everwarm.server.app import create_app
+from everwarm.server.connections import ConnectionLimits
+from everwarm.server.http import HttpServer
+from everwarm.server.keys import Keys
+from everwarm.server.origin import Origins
 from everwarm.server.serving import Limits
 
 LETTERS = {str(byte): 50 for byte in b"abcdefghijklmnopqrstuvwxyz"}
 """A logit bias that has a tiny model write letters only: each is a token of its own, its id is its byte."""
+
+FILE = {"Content-Type": "application/octet-stream"}
+"""What an agent that is imported must be called."""
 
 TOOLS_TEMPLATE = (
     "{% if tools %}<|im_start|>tools\n{% for t in tools %}{{ t['function']['name'] }}: "
@@ -54,15 +60,19 @@ def running(
     name: str = "tiny",
     limits: Limits | None = None,
     keys: Mapping[str, str] | None = None,
+    operators: Collection[str] = (),
+    origins: Origins | None = None,
+    connections: ConnectionLimits | None = None,
+    port: int = 0,
     **settings: Any,
 ) -> Iterator[Running]:
     """Serve a model on a thread; agents are kept in `home`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(config.PREFIX + "HOME", str(home))
         with everwarm.load(model, **{"warm": "on", "threads": 2, **settings}) as llm:
-            app = create_app(llm, name, limits, keys)
-            with socket.create_server(("127.0.0.1", 0)) as listener:
-                server = uvicorn.Server(uvicorn.Config(app, log_level="warning", ws="none"))
+            app = create_app(llm, name, limits, Keys(keys or {}, operators), origins)
+            with socket.create_server(("127.0.0.1", port)) as listener:
+                server = HttpServer(app, connections)
                 thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
                 thread.start()
                 try:
@@ -75,13 +85,17 @@ def running(
 
 
 @contextmanager
-def process(*arguments: str | Path, home: Path, grace_s: float = 20.0) -> Iterator[str]:
-    """`everwarm serve` with these arguments; its address once it is ready. It is ended by SIGTERM."""
+def process(*arguments: str | Path, home: Path, grace_s: float = 20.0, descriptors: int | None = None) -> Iterator[str]:
+    """`everwarm serve` with these arguments; its address once it is ready. It is ended by SIGTERM. `descriptors` is the
+    system's limit of them.
+    """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     environment = {name: value for name, value in os.environ.items() if not name.startswith(config.PREFIX)}
     environment |= {config.PREFIX + "HOME": str(home)}
     command = [sys.executable, "-m", "everwarm", "serve", *map(str, arguments), "--port", str(port)]
+    if descriptors is not None:
+        command = ["sh", "-c", f'ulimit -n {descriptors} && exec "$0" "$@"', *command]
     url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryFile("w+") as log:  # a pipe that nobody reads would fill up
         server = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=log)

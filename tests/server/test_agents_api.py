@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import httpx
 import pytest
-from running import LETTERS, Running, running
+from running import FILE, LETTERS, Running, running
 
 from tiny import Tiny
 
@@ -183,23 +183,43 @@ def test_an_exported_agent_goes_on_elsewhere(alice: httpx.Client, bob: httpx.Cli
     assert response.status_code == 200
     assert "moved.everwarm" in response.headers["Content-Disposition"]
     assert int(response.headers["Content-Length"]) == len(response.content)
-    arrived = bob.post("/v1/agents/import", content=response.content)
+    arrived = bob.post("/v1/agents/import", content=response.content, headers=FILE)
     assert (arrived.status_code, arrived.json()["id"], arrived.json()["tier"]) == (201, "moved", "warm")
     receipt = talk(bob, "moved", LONG + "moved", first, "And?")["everwarm"]
     assert (receipt["match"], receipt["tier"]) == ("extended", "warm")
-    assert bob.post("/v1/agents/import", content=response.content).status_code == 409
-    renamed = bob.post("/v1/agents/import", content=response.content, params={"name": "renamed"})
+    assert bob.post("/v1/agents/import", content=response.content, headers=FILE).status_code == 409
+    renamed = bob.post("/v1/agents/import", content=response.content, params={"name": "renamed"}, headers=FILE)
     assert renamed.json()["id"] == "renamed"
 
 
-def test_blocks_of_an_import_are_shared_only_if_it_is_trusted(alice: httpx.Client, bob: httpx.Client) -> None:
-    for trust in (False, True):
-        said = LONG[::-1] + str(trust)
-        talk(alice, f"trust {trust}", said)
-        data = alice.post(at(f"trust {trust}", "export")).content
-        assert bob.post("/v1/agents/import", content=data, params={"trust": trust}).status_code == 201
-        cached = talk(bob, f"another {trust}", said)["everwarm"]["cached_tokens"]
-        assert (cached > len(LONG)) is trust
+def test_blocks_of_an_import_are_never_shared(alice: httpx.Client, bob: httpx.Client) -> None:
+    said = LONG[::-1]
+    talk(alice, "untrusted", said)
+    data = alice.post(at("untrusted", "export")).content
+    assert bob.post("/v1/agents/import", content=data, headers=FILE).status_code == 201
+    assert talk(bob, "another", said)["everwarm"]["cached_tokens"] == 0
+
+
+@pytest.mark.parametrize("trust", ["true", "false", "1", ""])
+def test_an_import_over_http_can_not_be_trusted(alice: httpx.Client, bob: httpx.Client, trust: str) -> None:
+    talk(alice, "trusted", LONG)
+    data = alice.post(at("trusted", "export")).content
+    refused = bob.post("/v1/agents/import", content=data, params={"trust": trust}, headers=FILE)
+    assert refused.status_code == 400
+    assert "everwarm agents import --trust" in refused.json()["error"]["message"]
+    assert bob.get(at("trusted")).status_code == 404
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "", None])
+def test_an_import_must_be_called_a_file(alice: httpx.Client, kind: str | None) -> None:
+    """A page of any origin can have a browser send these kinds without asking the server first."""
+    talk(alice, "called", LONG)
+    data = alice.post(at("called", "export")).content
+    headers = {} if kind is None else {"Content-Type": kind}
+    refused = alice.post("/v1/agents/import", content=data, params={"name": "never"}, headers=headers)
+    assert refused.status_code == 415
+    assert "Content-Type: application/octet-stream" in refused.json()["error"]["message"]
+    assert alice.get(at("never")).status_code == 404
 
 
 @pytest.mark.parametrize(
@@ -208,7 +228,7 @@ def test_blocks_of_an_import_are_shared_only_if_it_is_trusted(alice: httpx.Clien
 def test_a_damaged_import_is_refused_without_naming_our_files(alice: httpx.Client, damage: Any) -> None:
     talk(alice, "damaged", "Hi")
     data = alice.post(at("damaged", "export")).content
-    response = alice.post("/v1/agents/import", content=damage(data), params={"name": "never"})
+    response = alice.post("/v1/agents/import", content=damage(data), params={"name": "never"}, headers=FILE)
     assert response.status_code == 400
     assert "/" not in response.json()["error"]["message"]
     assert alice.get(at("never")).status_code == 404

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-import uvicorn
 
 import everwarm
 from everwarm.server.app import create_app
+from everwarm.server.http import HttpServer
 from tiny import Tiny
 
 HELLO = {"messages": [{"role": "user", "content": "Hi"}], "temperature": 0, "max_tokens": 5}
@@ -22,7 +22,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     path = tmp_path_factory.mktemp("server") / "tiny.gguf"
     Tiny().write(path)
     with everwarm.load(path) as llm, socket.create_server(("127.0.0.1", 0)) as listener:
-        server = uvicorn.Server(uvicorn.Config(create_app(llm, "tiny"), log_level="warning", ws="none"))
+        server = HttpServer(create_app(llm, "tiny"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         while not server.started:

@@ -146,7 +146,7 @@ def test_a_body_over_the_limit_is_refused_before_it_is_sent(server: Running) -> 
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=10) as connection:
         connection.sendall(
-            b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             b"Content-Length: 100000000\r\n\r\n"
         )
         answer = b""
@@ -199,7 +199,7 @@ def go_away(server: Running, body: dict[str, Any], after: bytes | float) -> None
     content = json.dumps(body).encode()
     with socket.create_connection((host, int(port)), timeout=10) as connection:
         connection.sendall(
-            b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             b"Content-Length: %d\r\n\r\n%b" % (len(content), content)
         )
         seen = b""

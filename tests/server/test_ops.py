@@ -26,9 +26,9 @@ from everwarm.server.answers import Answers
 from everwarm.server.app import create_app
 from everwarm.server.loading import preload
 from everwarm.server.log import JsonFormatter
-from everwarm.server.metrics import reason_class
 from everwarm.server.openai_wire import TextWire
 from everwarm.server.process import Front, Progress
+from everwarm.server.request_metrics import reason_class
 from everwarm.server.serving import Limits
 from everwarm.weights.cache import Problem
 from tiny import Tiny
@@ -53,7 +53,7 @@ def server(path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run
 
 @pytest.fixture(scope="module")
 def keyed(path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with running(path, tmp_path_factory.mktemp("home"), keys=KEYS) as server:
+    with running(path, tmp_path_factory.mktemp("home"), keys=KEYS, operators=["key-o"]) as server:
         yield server
 
 
@@ -62,8 +62,8 @@ def ask(server: Running, key: str = "", **body: Any) -> httpx.Response:
     return httpx.post(server.url + "/v1/chat/completions", json=HELLO | body, headers=headers, timeout=30)
 
 
-def metrics(server: Running) -> dict[str, float]:
-    text = httpx.get(server.url + "/metrics").text
+def metrics(server: Running, key: str = "") -> dict[str, float]:
+    text = httpx.get(server.url + "/metrics", headers={"X-Api-Key": key} if key else {}).text
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     return {one.name + "".join(f"|{value}" for value in one.labels.values()): one.value for one in samples}
 
@@ -298,8 +298,8 @@ def test_all_keys_are_compared_in_constant_time(keyed: Running, monkeypatch: pyt
 
     monkeypatch.setattr(hmac, "compare_digest", compare)
     httpx.get(keyed.url + "/nowhere", headers={"X-Api-Key": "key-a"})
-    assert sorted(set(compared)) == sorted(key.encode() for key in KEYS)
-    assert len(compared) % len(KEYS) == 0
+    assert sorted(set(compared)) == sorted(key.encode() for key in (*KEYS, "key-o"))
+    assert len(compared) % (len(KEYS) + 1) == 0
 
 
 def test_keys_of_a_tenant_share_and_others_see_nothing(keyed: Running) -> None:
@@ -308,6 +308,68 @@ def test_keys_of_a_tenant_share_and_others_see_nothing(keyed: Running) -> None:
     other = ask(keyed, "key-b", everwarm={"agent": "mine"}).json()["everwarm"]
     assert (first["tier"], same["tier"], other["tier"]) == ("cold", "hot", "cold")
     assert other["cached_tokens"] == 0
+
+
+def test_a_tenant_sees_its_own_figures_only(keyed: Running) -> None:
+    def counted(key: str) -> dict[str, float]:
+        return {name: value for name, value in metrics(keyed, key).items() if value}
+
+    before = counted("key-a"), counted("key-b"), counted("key-o")
+    said = [{"role": "user", "content": "figures"}]
+    answer = ask(keyed, "key-a", everwarm={"agent": "figured"}, messages=said).json()
+    ask(keyed, "")  # nobody's
+    prompt, requests = "everwarm_tokens_total|prompt", "everwarm_requests_total|/v1/chat/completions|200"
+
+    def grown() -> list[tuple[float, float]]:
+        after = counted("key-a"), counted("key-b"), counted("key-o")
+        return [
+            tuple(new.get(name, 0) - old.get(name, 0) for name in (prompt, requests))
+            for old, new in zip(before, after, strict=True)
+        ]
+
+    end = time.monotonic() + 60
+    while grown()[2][1] < 1:  # a request is counted when it is over
+        assert time.monotonic() < end
+    used = answer["usage"]["prompt_tokens"]
+    assert grown() == [(used, 1), (0, 0), (used, 1)]
+    assert not any("|401" in name for name in counted("key-a"))
+    assert any("|401" in name for name in counted("key-o"))
+    own, everything = set(metrics(keyed, "key-a")), set(metrics(keyed, "key-o"))
+    others = (
+        "weight_cache",
+        "tier_bytes",
+        "sequences",
+        "process",
+        "batch_size",
+        "blocks",
+        "commits",
+        "requests_active",
+    )
+    for name in others:
+        assert not any(name in one for one in own)
+        assert any(name in one for one in everything)
+    assert metrics(keyed, "key-a")["everwarm_agents"] >= 1
+
+
+def test_without_any_key_everyone_sees_everything(server: Running) -> None:
+    assert "everwarm_weight_cache_hits_total" in metrics(server)
+
+
+def test_an_operators_key_opens_nothing_else(keyed: Running) -> None:
+    operator = {"X-Api-Key": "key-o"}
+    assert httpx.get(keyed.url + "/metrics", headers=operator).status_code == 200
+    for path in PATHS:
+        if path != "/metrics":
+            assert httpx.get(keyed.url + path, headers=operator).status_code == 403
+    refused = ask(keyed, "key-o")
+    assert (refused.status_code, "/metrics only" in refused.json()["error"]["message"]) == (403, True)
+
+
+def test_with_an_operators_key_alone_everyone_may_ask_and_sees_its_own(path: Path, tmp_path: Path) -> None:
+    with running(path, tmp_path, operators=["key-o"]) as server:
+        assert ask(server).status_code == 200
+        assert "everwarm_weight_cache_hits_total" not in metrics(server)
+        assert "everwarm_weight_cache_hits_total" in metrics(server, "key-o")
 
 
 # Limits ---------------------------------------------------------------------------------------------------------------
@@ -346,7 +408,7 @@ def test_a_full_queue_is_told_before_the_body_is_read(path: Path, tmp_path: Path
     with running(path, tmp_path, limits=Limits(most_queued=1)) as server, busy(server):
         address = httpx.URL(server.url)
         with socket.create_connection((address.host, address.port or 80), timeout=30) as second:
-            second.sendall(b"POST /v1/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n")
+            second.sendall(b"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n")
             assert second.recv(65536).startswith(b"HTTP/1.1 429 ")
 
 
@@ -357,7 +419,7 @@ def test_bodies_of_all_requests_together_are_bounded(
     with running(path, tmp_path, limits=Limits(most_body_bytes=6000)) as server:
         address = httpx.URL(server.url)
         with socket.create_connection((address.host, address.port or 80), timeout=30) as slow:
-            slow.sendall(b"POST /v1/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 5000\r\n\r\n" + b" " * 4000)
+            slow.sendall(b"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5000\r\n\r\n" + b" " * 4000)
             end = time.monotonic() + 30
             while (refused := ask(server, metadata={"much": "x" * 3000})).status_code == 200:
                 assert time.monotonic() < end  # until what was sent has arrived
@@ -439,6 +501,11 @@ def test_a_request_that_takes_too_long_is_408(path: Path, tmp_path: Path) -> Non
         (["--max-body", "lots"], "can't understand"),
         (["--api-key", "tenant:"], "TENANT:KEY"),
         (["--api-key", "a:same", "--api-key", "b:same"], "tenants 'a' and 'b'"),
+        (["--api-key", "a:same", "--operator-key", "same"], "given to a tenant"),
+        (["--operator-key", "a\nb"], "printable"),
+        (["--proxy", "everyone"], "expected an address or a network"),
+        (["--cors", "a.example"], "expected an origin"),
+        (["--allowed-host", "a.example:80"], "without a port"),
         (["--host", "no-such-host.invalid"], "no-such-host.invalid"),
     ],
 )

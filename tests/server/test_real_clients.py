@@ -11,7 +11,7 @@ import openai
 import pytest
 from anthropic import Anthropic
 from openai import OpenAI
-from running import process
+from running import FILE, process
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 
@@ -155,7 +155,7 @@ def test_agents_groups_and_the_agents_api(client: OpenAI, url: str) -> None:
         assert http.post(f"{agents}/warm").json()["tier"] in ("warm", "hot")
         assert http.post(f"{agents}/pin").json()["pinned"] is True
         exported = http.post(f"{agents}/export").content
-        assert http.post("/v1/agents/import?name=copy", content=exported).json()["id"] == "copy"
+        assert http.post("/v1/agents/import?name=copy", content=exported, headers=FILE).json()["id"] == "copy"
         copy = ask(client, talk, extra_headers={"X-Agent-Id": "copy"})
         assert (said(copy), receipt(copy)["match"]) == (said(second), "exact")
         for name in ("geographer", "twin", "copy"):

@@ -5,6 +5,7 @@ import json
 import lzma
 import re
 import threading
+import tracemalloc
 from datetime import datetime
 from pathlib import Path
 
@@ -470,6 +471,22 @@ HOSTILE = {
     "deep loops": 30 * "{% for a in [1] %}" + 30 * "{% endfor %}",
     "long": (1 << 18) * "x",
     "division": "{{ 1 // 0 }}",
+    "large numbers": "{% set f = ('f' * 99999) | int(0, 16) %}{{ f % (('f' * 50001) | int(0, 16)) }}",
+    "numbers of one hash": "{{ range(0, 40000 * (2**61 - 1), 2**61 - 1) | unique | list | length }}",
+    "sum of lists": "{% set l = range(8000) | batch(1) | list %}{{ l | sum(start=[]) | length }}",
+    "format of dates": "{{ strftime_now('%c' * 9999) }}",
+    "chain of filters": grow("'ab'", "ns.x | map('upper')").replace("70", "9999"),
+    "nested arguments": (
+        "{% set ns = namespace(x=()) %}{% macro m() %}{% set ns.x = varargs %}{% endmacro %}"
+        "{% for i in range(9999) %}{% if m(ns.x) %}{% endif %}{% endfor %}{{ {ns.x: 1} | length }}"
+    ),
+    "nested items": (
+        "{% set ns = namespace(x=1) %}"
+        "{% for i in range(9999) %}{% for p in {ns.x: 1}.items() %}{% set ns.x = p %}{% endfor %}{% endfor %}"
+    ),
+    "search from the right in much": "{% set a = 'a' * 99999 %}{{ a.rfind('b' ~ 'a' * 2999) }}",
+    "constant that can't be": "{{ {[]: 1} }}",
+    "loop over a constant": "{% for i in range(99999) %}{{ 'a' * 99999 }}{% endfor %}",
 }
 
 
@@ -480,6 +497,105 @@ def test_hostile_templates_end_in_one_line(name):
     with pytest.raises(TemplateError) as error:
         template(HOSTILE[name], limits=limits).render(HELLO)
     assert "\n" not in str(error.value)
+
+
+HUNGRY = {
+    "center": "{{ ('a' | safe).center(10**8) | length }}",
+    "center by keyword": "{{ ('a' | safe).center(width=10**8) | length }}",
+    "ljust": "{{ ('a' | escape).ljust(10**8) | length }}",
+    "join": "{{ (('a' * 99999) | safe).join(range(2000) | map('string')) | length }}",
+    "replace": "{{ (('a' * 999) | safe).replace('a', 'b' * 99999) | length }}",
+    "slices": "{% set x = 'a' * 99999 %}" + "".join(f"{{% set a{i} = x[{i + 1}:] %}}" for i in range(2000)),
+    "format of dates": "{{ strftime_now('%50000000d' ~ 'x' * 99999) | length }}",
+    "output": "{% for i in range(99999) %}{{ 'a' * 999 }}{% endfor %}",
+    "pieces": "{% set o = '<|a|>'[0] ~ 'x' %}{% for i in range(999) %}{{ o * 999 }}{% endfor %}",
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", HUNGRY)
+def test_hungry_templates_are_refused_before_they_take_memory(name):
+    limits = Limits(seconds=1, value=1 << 17, volume=1 << 22, output=1 << 20)
+    tracemalloc.start()
+    try:
+        with pytest.raises(TemplateError):
+            template(HUNGRY[name], ["<|a|>"], limits=limits).render(HELLO)
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
+
+
+class SteppingClock:
+    """A millisecond passes with each look at it."""
+
+    def __init__(self):
+        self.looks = 0
+
+    def __call__(self):
+        self.looks += 1
+        return self.looks / 1000
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    stepping = SteppingClock()
+    monkeypatch.setattr("everwarm.text.template.meter.monotonic", stepping)
+    monkeypatch.setattr("everwarm.text.template.meter.thread_time", lambda: stepping.looks / 1000)
+    return stepping
+
+
+def test_one_deadline_for_everything_that_is_tried_with_a_template(clock):
+    once = "{% for i in range(200) %}{% endfor %}{{ messages[0].content }}"
+    assert write(once) == "Hello"
+    most = clock.looks
+    with pytest.raises(TemplateError, match="ran for more than 1 s"):
+        template(once, limits=Limits(seconds=1))
+    assert clock.looks - most < 1100
+
+
+@pytest.mark.parametrize(
+    ("source", "tokens"),
+    [
+        ("ab" * 30000, ["ab"]),
+        ("a" * 30000, ["a" * size for size in range(2, 257)]),
+        ("".join(f"{{{{ 'x{i}<' }}}}{{{{ '>y{i}' }}}}" for i in range(999)), [f"<{i}>" for i in range(999)]),
+        ("{{ messages[0].content }}{{ '<|' + messages[0].role + '|>' }}", ["<|user|>"]),
+    ],
+)
+def test_marking_control_tokens_counts(source, tokens, clock):
+    """All that is done about control tokens looks at the clock, in proportion to the text."""
+    with pytest.raises(TemplateError, match=r"ran for more than 0\.5 s"):
+        template(source, tokens, limits=Limits(seconds=0.5, seconds_per_input=0)).render(say("<|user|>" * 9999))
+
+
+def test_control_tokens_have_a_greatest_length_and_number():
+    with pytest.raises(TemplateError, match=r"control token 'aaa.*'\.\.\. has 257 characters, at most 256"):
+        template("a", ["a" * 257])
+    assert special(template("b" * 256, ["b" * 256]).render(HELLO)) == ["b" * 256]
+    with pytest.raises(TemplateError, match="262,145 control tokens, at most 262,144"):
+        template("a", map(str, range((1 << 18) + 1)))
+
+
+@pytest.mark.timeout(60)
+def test_a_message_full_of_tokens_that_are_built_from_pieces_costs_little():
+    content = "<|user|>" * 100_000
+    segments = template(ROLES, ["<|user|>", "<|assistant|>", "<|end|>"]).render(say(content))
+    assert segments[1] == Segment(content)
+
+
+def test_arguments_nested_too_deep_stay_text():
+    for depth in (70, 100_000):
+        arguments = '{"a":' * depth + "1" + "}" * depth
+        calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}]
+        messages = [*HELLO, {"role": "assistant", "content": None, "tool_calls": calls}]
+        calls_of = "{% for m in messages %}{% for c in m.tool_calls %}CALL{% endfor %}{% endfor %}"
+        written = write(calls_of.replace("CALL", "{{ c.function.arguments | tojson }}"), messages)
+        assert json.loads(written) == arguments
+
+
+def test_sums_are_those_of_jinja():
+    assert write("{{ [1, 2, 3] | sum }}") == "6"
+    assert write("{{ [[1], [2, 3]] | sum(start=[]) }}{{ [{'a': 2}, {'a': 3}] | sum(attribute='a') }}") == "[1, 2, 3]5"
 
 
 def test_namespaces_that_hold_each_other_have_a_short_name():

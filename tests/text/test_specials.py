@@ -1,14 +1,15 @@
 """Special tokens in text: longest first, wherever they are."""
 
-import time
-
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from everwarm.text.specials import SpecialFinder
 
-texts = st.text("ab<> ", max_size=30)
-tokens = st.lists(st.text("ab<> ", min_size=1, max_size=4), unique=True, max_size=8)
+texts = st.text("ab<> ", max_size=30) | st.text("ab", max_size=60)
+tokens = st.lists(st.text("ab<> ", min_size=1, max_size=4), unique=True, max_size=8) | st.lists(
+    st.text("ab", min_size=1, max_size=9), unique=True, max_size=20
+)
 
 
 def by_definition(text: str, ids: dict[str, int]) -> list[str | int]:
@@ -50,9 +51,29 @@ def test_nothing_to_find() -> None:
     assert SpecialFinder({"a": 0}).partition("") == []
 
 
-def test_thousands_of_tokens_cost_little() -> None:
-    ids = {f"<unused{i}>": i for i in range(6000)} | {" " * n: 6000 + n for n in range(2, 32)}
+class CountingText(str):
+    """Counts how often a part of it is looked at."""
+
+    looks = 0
+
+    def __getitem__(self, place: object) -> str:
+        CountingText.looks += 1
+        return str.__getitem__(self, place)  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("ids", "text"),
+    [
+        ({f"<unused{i}>": i for i in range(6000)} | {" " * n: 6000 + n for n in range(2, 32)}, "<unused7> x <y  "),
+        ({f"<unused{i}>": i for i in range(6000)}, "".join(f"<unused{i}>" for i in range(0, 6000, 7))),
+        ({"a" * n: n for n in range(1, 257)}, "a" * 200 + "b"),
+        ({"a" * n: n for n in range(1, 257)}, "aab"),
+        ({"ab" * n: n for n in range(1, 128)} | {"ab" * n + "c": 128 + n for n in range(1, 127)}, "ab" * 90 + "d"),
+    ],
+)
+def test_work_grows_with_the_text_and_not_with_the_tokens(ids: dict[str, int], text: str) -> None:
     finder = SpecialFinder(ids)
-    begin = time.process_time()
-    assert len(finder.partition("<unused7> x <y  " * 5000)) == 15_000
-    assert time.process_time() - begin < 3
+    long = CountingText(text * (20_000 // len(text)))
+    CountingText.looks = 0
+    finder.partition(long)
+    assert CountingText.looks < 6 * len(long)

@@ -174,6 +174,10 @@ def small(**changes: Any) -> dict[str, Any]:
         ({"bos_token_id": -1}, r"tokenizer\.ggml\.bos_token_id: -1 is no id"),
         ({"bos_token_id": "x"}, r"tokenizer\.ggml\.bos_token_id: 'x' is no id"),
         ({"add_bos_token": 1}, r"tokenizer\.ggml\.add_bos_token: true or false expected"),
+        (
+            {"tokens": [*BYTE_ALPHABET, "ab", "<" * 257]},
+            r"tokenizer\.ggml\.tokens: special token 257 has 257 characters, at most 256",
+        ),
     ],
 )
 def test_broken_metadata_are_errors(changes: dict[str, Any], message: str) -> None:
@@ -226,6 +230,19 @@ def test_first_of_equal_merges_counts() -> None:
 def test_merges_that_make_no_token_are_left_out() -> None:
     ours = Tokenizer.from_metadata(small(merges=["x y", "a b", "<|im_end| >"]))
     assert ours.encode("xyab") == [BYTE_ALPHABET.index("x"), BYTE_ALPHABET.index("y"), 256]
+
+
+def test_merges_that_make_a_control_token_are_left_out() -> None:
+    """Also by way of tokens that a hostile file has made of its parts."""
+    name = "<|" + "x" * 100 + "|>"
+    tokens = [*BYTE_ALPHABET, *(name[:size] for size in range(2, len(name))), name]
+    merges = [f"{name[: size - 1]} {name[size - 1]}" for size in range(2, len(name) + 1)]
+    kinds = [1] * (len(tokens) - 1) + [3]
+    ours = Tokenizer.from_metadata(
+        small(tokens=tokens, token_type=kinds, merges=merges, pre="default", eos_token_id=len(tokens) - 1)
+    )
+    assert len(tokens) - 1 not in ours.encode(name)
+    assert ours.encode(name, special=True) == [len(tokens) - 1]
 
 
 def test_bytes_without_a_token_are_dropped_but_separate() -> None:

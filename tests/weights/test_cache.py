@@ -20,7 +20,7 @@ from everwarm.weights.cache import WeightCache
 from everwarm.weights.memory import Buffers, root_of
 from everwarm.weights.place import ring_bytes
 from everwarm.weights.ring import Flight
-from everwarm.weights.source import Built
+from everwarm.weights.source import Built, Source
 from short_and_long import short_and_long
 from tiny import Tiny
 
@@ -66,6 +66,12 @@ class Memory:
 
     def checksum(self, name: str) -> str | None:
         return None
+
+    def altered(self) -> list[str]:
+        return []
+
+    def mended(self) -> Source:
+        return self
 
 
 def content(name: str) -> int:

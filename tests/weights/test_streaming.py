@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import everwarm
-from everwarm.errors import EverwarmError, GGUFError, PackError
+from everwarm.errors import EverwarmError, GGUFError, ModelError, PackError
+from everwarm.kernels.backend import Span
 from everwarm.weights import memory, pack
 from everwarm.weights.memory import Buffers
 from everwarm.weights.pack import Pack
@@ -30,11 +31,11 @@ def the_pack(home: Path) -> Path:
     return path
 
 
-def _buffered(path: Path) -> tuple[int, bool]:
+def _buffered(path: Path, opened: int) -> tuple[int, bool]:
     return os.open(path, os.O_RDONLY), False
 
 
-def _refusing(path: Path) -> tuple[int, bool]:
+def _refusing(path: Path, opened: int) -> tuple[int, bool]:
     """A file system that opens for direct reading, but reads into no odd place: here, a page is one byte too high."""
     return os.open(path, os.O_RDONLY), True
 
@@ -114,6 +115,155 @@ def test_files_that_are_replaced_under_a_running_process_change_nothing(model: P
             other.replace(path)
         for _ in range(3):
             assert (llm.logits(PROMPT) == expected).all()
+
+
+def overwrite(path: Path, at: int, size: int = 5000) -> None:
+    """Bytes of a file become others in place, as `rsync --inplace` or `dd` do it."""
+    with path.open("r+b") as file:
+        file.seek(at)
+        data = file.read(size)
+        file.seek(at)
+        file.write(bytes(byte ^ 0x55 for byte in data))
+
+
+def test_a_model_file_that_is_overwritten_in_place_is_never_computed_with(model: Path, home: Path) -> None:
+    """Its pack is mapped, or read; the file itself is needed for rows of the embedding only."""
+    with everwarm.load(model, verify="eager") as mapped, everwarm.load(model, weight_budget="50%") as streaming:
+        expected = mapped.logits(PROMPT)
+        assert (streaming.logits(PROMPT) == expected).all()
+        overwrite(model, model.stat().st_size - 100_000)
+        assert (mapped.logits(PROMPT) == expected).all()
+        with pytest.raises(GGUFError, match="was changed in place while it was open; load it again"):
+            streaming.logits(PROMPT)
+        with pytest.raises(GGUFError, match="was changed in place"):
+            streaming.generate(tokens=PROMPT, max_tokens=2, agent="bob")
+        assert streaming.agents.ids.weights_id == mapped.agents.ids.weights_id
+    assert not list((home / "agents").glob("*/manifests/*"))
+    assert (everwarm.load(model).logits(PROMPT) == everwarm.load(model, pack="off").logits(PROMPT)).all()
+    assert (everwarm.load(model).logits(PROMPT) != expected).any()
+
+
+@pytest.mark.parametrize("backend", ["native", "reference"])
+def test_without_a_pack_what_was_built_stays_and_what_was_not_is_an_error(
+    tmp_path: Path, home: Path, backend: str
+) -> None:
+    path = tmp_path / "model.gguf"
+    Tiny(type="F32", layers=2).write(path)
+    with everwarm.load(path, backend=backend, pack="off") as llm:
+        expected = llm.logits(PROMPT)
+        overwrite(path, path.stat().st_size // 2, 100_000)
+        assert (llm.logits(PROMPT) == expected).all()
+        with pytest.raises(GGUFError, match="was changed in place"):
+            llm.generate(tokens=PROMPT, max_tokens=2, agent="bob")  # which model's agent would that be?
+    with everwarm.load(path, backend=backend, pack="off") as llm:
+        overwrite(path, path.stat().st_size // 2, 100_000)
+        with pytest.raises(GGUFError, match="was changed in place"):
+            llm.logits(PROMPT)
+
+
+def test_a_model_file_that_was_only_touched_is_read_again_and_used(model: Path, home: Path) -> None:
+    with everwarm.load(model, weight_budget="50%", verify="eager") as llm:
+        expected = llm.logits(PROMPT)
+        os.utime(model)
+        for _ in range(2):
+            assert (llm.logits(PROMPT) == expected).all()
+        overwrite(model, model.stat().st_size - 100_000)
+        overwrite(model, model.stat().st_size - 100_000)  # and back
+        assert (llm.logits(PROMPT) == expected).all()
+
+
+def test_a_file_that_changes_while_it_is_packed_is_refused(model: Path, home: Path) -> None:
+    the_pack(home).unlink()
+    told: list[int] = []
+
+    def progress(done: int, total: int) -> None:
+        if not told:
+            overwrite(model, model.stat().st_size - 100_000)
+        told.append(done)
+
+    with pytest.raises(GGUFError, match="was changed in place"):
+        everwarm.load(model, progress=progress)
+    assert list((home / "packs").iterdir()) == []
+
+
+def test_a_model_that_is_replaced_while_loaded_keeps_its_id_and_does_not_pass_it_on(model: Path, home: Path) -> None:
+    """Agents are kept under the id of the file that was opened, not of what its path has become."""
+    other = model.with_name("other.gguf")
+    Tiny(type="Q4_K", layers=6, tied=False, seed=1).write(other)
+    with everwarm.load(other) as llm:
+        others_id = llm.agents.ids.weights_id
+    with everwarm.load(model) as llm:
+        own = llm.agents.ids.weights_id
+    for known in (True, False):  # whether the new one was ever loaded before
+        first, second = model.with_name(f"{known}.gguf"), model.with_name(f"new-{known}.gguf")
+        os.link(model, first)
+        second.write_bytes(other.read_bytes())
+        if known:
+            everwarm.load(second).close()
+        with everwarm.load(first, pack="on" if known else "off") as llm:
+            second.replace(first)
+            assert llm.agents.ids.weights_id == own
+        with everwarm.load(first) as llm:
+            assert llm.agents.ids.weights_id == others_id
+            assert (llm.logits(PROMPT) != everwarm.load(model).logits(PROMPT)).any()
+
+
+def test_a_mapped_pack_that_is_overwritten_in_place_is_mended_before_the_next_step(
+    model: Path, home: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with everwarm.load(model, verify="eager") as llm:
+        expected = llm.logits(PROMPT)
+        os.link(the_pack(home), home / "another-name")  # a hard link: the same file
+        overwrite(home / "another-name", the_pack(home).stat().st_size // 2)
+        for _ in range(2):
+            assert (llm.logits(PROMPT) == expected).all()
+        assert "was altered on disk; built again" in caplog.text
+        os.utime(the_pack(home))
+        assert (llm.logits(PROMPT) == expected).all()
+
+
+def test_a_step_during_which_the_pack_was_overwritten_does_not_count(model: Path, home: Path) -> None:
+    with everwarm.load(model, verify="eager") as llm:
+        expected = llm.logits(PROMPT)
+        get = llm.weights.get
+
+        def tampering(name: str) -> object:
+            if name == "output_norm.weight":  # all layers are done by then
+                llm.weights.get = get  # type: ignore[method-assign]
+                overwrite(the_pack(home), the_pack(home).stat().st_size // 2)
+            return get(name)
+
+        llm.weights.get = tampering  # type: ignore[method-assign, assignment]
+        kv = llm.new_kv()
+        with pytest.raises(ModelError, match="altered on disk while they were in use"):
+            llm.model.forward([Span(PROMPT, kv, 0)])
+        assert kv.length == 0
+        assert (llm.model.forward([Span(PROMPT, kv, 0)]) == expected).all()
+        kv.close()
+
+
+def test_a_mapped_pack_that_is_cut_between_two_steps_is_an_error_and_no_crash(model: Path, home: Path) -> None:
+    with everwarm.load(model, verify="eager") as llm:
+        expected = llm.logits(PROMPT)
+        path = the_pack(home)
+        whole = path.read_bytes()
+        os.truncate(path, 8192)
+        with pytest.raises(PackError, match="was cut from"):
+            llm.logits(PROMPT)
+        path.write_bytes(whole)
+        assert (llm.logits(PROMPT) == expected).all()
+
+
+def test_a_pack_that_is_overwritten_while_streaming_is_mended(
+    model: Path, home: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with everwarm.load(model, weight_budget="50%", verify="eager", prefetch="off") as llm:
+        expected = llm.logits(PROMPT)
+        path = the_pack(home)
+        overwrite(path, 8192, path.stat().st_size - 8192)
+        for _ in range(2):
+            assert (llm.logits(PROMPT) == expected).all()
+        assert "was altered while in use; built from" in caplog.text
 
 
 def test_an_altered_pack_is_noticed_and_mended_while_streaming(

@@ -20,7 +20,7 @@ import numpy as np
 from everwarm import config
 from everwarm.engine.prefill import PREFILL_CHUNK, prefill
 from everwarm.errors import ConfigError
-from everwarm.kernels.native import NativeBackend
+from everwarm.kernels.backend import Backend
 from everwarm.llm import LLM, load
 from everwarm.model.transformer import Span
 
@@ -67,10 +67,12 @@ class Ceiling:
     integer_ops_s: float
 
 
-def measure_ceiling(backend: NativeBackend) -> Ceiling:
+def measure_ceiling(backend: Backend) -> Ceiling | None:
+    """None if the backend can't tell."""
     memory = np.ones(_CEILING_BYTES, np.uint8)
-    reads = [backend.engine.read_bandwidth(memory) for _ in range(5)]
-    return Ceiling(statistics.median(reads), max(backend.engine.integer_peak() for _ in range(3)))
+    reads = [speed for _ in range(5) if (speed := backend.read_bandwidth(memory)) is not None]
+    peaks = [peak for _ in range(3) if (peak := backend.integer_peak()) is not None]
+    return Ceiling(statistics.median(reads), max(peaks)) if reads and peaks else None
 
 
 def run(
@@ -91,9 +93,8 @@ def run(
         chosen = {"backend": "reference"} if isa == "blas" else {"isa": isa}
         with load(model, **(settings | chosen)) as llm:  # type: ignore[arg-type]
             llm.weights.preload()
-            if isinstance(llm.backend, NativeBackend):
-                ceiling = ceiling or measure_ceiling(llm.backend)
-            runner = f"everwarm {llm.backend.engine.isa if isinstance(llm.backend, NativeBackend) else 'blas'}"
+            ceiling = ceiling or measure_ceiling(llm.backend)
+            runner = f"everwarm {llm.backend.instructions}"
             for work in works:
                 ours, theirs = Series(work, runner), [Series(work, f"{PEER} fa={flash}") for flash in (0, 1)]
                 for number in range(runs):

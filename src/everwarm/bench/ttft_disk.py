@@ -65,7 +65,7 @@ def _one_pass(paths: Sequence[Path], pool: BlockPool, *, fresh: bool, hashed: bo
     try:
 
         def read(path: Path, block: int) -> None:
-            header, data = bytearray(ALIGNMENT), pool.data(block)
+            header, data = bytearray(ALIGNMENT), pool.read(block)
             count = read_into(path, [memoryview(header), data.data])
             assert count == ALIGNMENT + len(data), f"{path} is not a whole block"
             if hashed:

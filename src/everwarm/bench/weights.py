@@ -21,7 +21,6 @@ from everwarm.bench.speed import measure_ceiling
 from everwarm.bench.weights_row import FILE, FORMS, NO_CACHE, PACK, WARMUP, Row, Setup, measure, prompt
 from everwarm.bench.weights_traces import TraceRow, record_pass, synthetic_rows
 from everwarm.errors import ConfigError
-from everwarm.kernels.native import NativeBackend
 from everwarm.llm import LLM, load
 from everwarm.weights.cache import AHEAD, WeightCache
 from everwarm.weights.memory import Buffers
@@ -235,7 +234,6 @@ def steady(asked: Asked, requests: int, tell: Tell) -> Steady:
     tell("loading everything")
     done = []
     with load(asked.model, backend=FORMS[asked.form], threads=asked.threads, pack="on", verify="eager") as llm:
-        engine = llm.backend.engine if isinstance(llm.backend, NativeBackend) else None
         llm.weights.preload()
         llm.warm_up()
         problems = llm.weights.verify()
@@ -257,15 +255,15 @@ def steady(asked: Asked, requests: int, tell: Tell) -> Steady:
                     tok_s=one.decode_tok_s or 1 / one.ttft_s,
                     misses=one.weights.misses,
                     instance=llm.weights.instance,
-                    machine=engine.integer_peak() if engine else None,
+                    machine=llm.backend.integer_peak(),
                     slowest_window=slowest_window(times),
                 )
             )
         problems += llm.weights.verify()
         limit = None
-        if isinstance(llm.backend, NativeBackend):
+        if (ceiling := measure_ceiling(llm.backend)) is not None:
             used = sum(llm._source.sizes[name] for name in record_pass(llm))
-            limit = measure_ceiling(llm.backend).read_bytes_s / used
+            limit = ceiling.read_bytes_s / used
     return Steady(done, [f"{problem.tensor} {problem.what}" for problem in problems], limit)
 
 

@@ -149,3 +149,9 @@ class StandIn:
 
     def checksum(self, name: str) -> str | None:
         return None
+
+    def altered(self) -> list[str]:
+        return []
+
+    def mended(self) -> "Source":
+        return self

@@ -39,7 +39,7 @@ def speed(
 ) -> None:
     """Prefill and decode in tokens per second, beside the ceiling of the machine and, with --peer, beside llama.cpp."""
     from everwarm.bench import speed as bench
-    from everwarm.kernels import _native
+    from everwarm.kernels import supported_isas
     from everwarm.pull import resolve
 
     if peer not in (None, bench.PEER):
@@ -47,7 +47,7 @@ def speed(
     path = resolve(model, config.home())
     works = [bench.Work("prefill", size) for size in _numbers("--prompt-tokens", prompt_tokens, 1)]
     works += [bench.Work("decode", decode_tokens, at) for at in _numbers("--depth", depth, 0)]
-    isas = [*_native.supported_isas(), "blas"] if isa == "all" else [None if isa == "auto" else isa]
+    isas = [*supported_isas(), "blas"] if isa == "all" else [None if isa == "auto" else isa]
     settings: dict[str, object] = {"threads": threads, "kv_type": kv_type}
     series, ceiling = bench.run(path, works, runs, settings, isas, peer is not None, _teller())
     rows = _rows(series, path.stat().st_size, ceiling)

@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
@@ -26,12 +27,19 @@ from everwarm.cli.options import (
 )
 from everwarm.cli.remote import Remote
 from everwarm.cli.talk import speed, statistics
+from everwarm.cli.wrap import Wrapper
 from everwarm.errors import RequestError
 
 if TYPE_CHECKING:
     from everwarm.llm import LLM
 
 Messages = list[Any]
+
+HELP = """\
+/reset   forget the conversation and begin a new one
+/exit    end (Ctrl-D does, too)
+/help    this list
+Ctrl-C   stop an answer; that turn is forgotten"""
 
 
 class Talker(Protocol):
@@ -50,9 +58,9 @@ class Talker(Protocol):
 class Here:
     """A model in this process."""
 
-    def __init__(self, llm: "LLM", agent: str | None, options: dict[str, Any], stats: bool) -> None:
+    def __init__(self, llm: "LLM", name: str, agent: str | None, options: dict[str, Any], stats: bool) -> None:
         llm.check_options(**options)
-        self.name = llm.config.name
+        self.name = name
         self._llm, self._agent, self._options, self._stats = llm, agent, options, stats
 
     def conversation(self, agent: str) -> Messages:
@@ -109,8 +117,8 @@ def chat(
     *,
     settings: LoadSettings,
 ) -> None:
-    """Talk with a model. /reset forgets the conversation, /exit (or Ctrl-D) ends it; Ctrl-C stops an answer. With
-    --agent the conversation goes on where it was left. With --url the key comes from EVERWARM_API_KEY.
+    """Talk with a model. /help lists what else can be typed; Ctrl-C stops an answer. With --agent the conversation goes
+    on where it was left. With --url the key comes from EVERWARM_API_KEY.
     """
     options: dict[str, Any] = {
         "max_tokens": max_tokens,
@@ -126,7 +134,7 @@ def chat(
         raise RequestError("give either a model or --url")
     with loaded(model, settings) if model is not None else nullcontext() as llm:
         if llm is not None:
-            _talk(Here(llm, agent, options, stats), agent, opening)
+            _talk(Here(llm, _plain_name(model or ""), agent, options, stats), agent, opening)
         else:
             key = os.environ.get(config.PREFIX + "API_KEY")
             _talk(There(Remote(url or "", key), agent, options), agent, opening)
@@ -135,10 +143,13 @@ def chat(
 def _talk(talker: Talker, agent: str | None, opening: Messages) -> None:
     history = (talker.conversation(agent) if agent else []) or list(opening)
     goes_on = f"; {agent} goes on after {len(history)} messages" if agent and len(history) > len(opening) else ""
-    err.print(f"{talker.name}: /reset forgets, /exit ends{goes_on}", style="dim", markup=False)
+    err.print(f"{talker.name}: type a message, or /help{goes_on}", style="dim", markup=False)
     while (line := _ask()) is not None:
         if line == "/exit":
             return
+        if line == "/help":
+            err.print(HELP, style="dim", markup=False)
+            continue
         if line == "/reset":
             if agent and len(history) > len(opening):
                 talker.forget(agent)
@@ -148,11 +159,13 @@ def _talk(talker: Talker, agent: str | None, opening: Messages) -> None:
         if not line:
             continue
         if line.startswith("/"):
-            err.print(f"unknown command {line.split()[0]}: /reset forgets, /exit ends", markup=False)
+            err.print(f"unknown command {line.split()[0]}; /help lists those there are", markup=False)
             continue
         said = [*history, {"role": "user", "content": line}]
+        wrapper = Wrapper(_print_text, err.width if sys.stdout.isatty() else 0)
         try:
-            text, remarks = talker.answer(said, _print_text)
+            text, remarks = talker.answer(said, wrapper.push)
+            wrapper.flush()
         except KeyboardInterrupt:
             err.print("\nstopped; that turn is forgotten", style="dim")
             continue
@@ -163,6 +176,11 @@ def _talk(talker: Talker, agent: str | None, opening: Messages) -> None:
         for remark in remarks:
             err.print(remark, style="dim", markup=False)
         history = [*said, {"role": "assistant", "content": text}]
+
+
+def _plain_name(model: str) -> str:
+    """What people call it: the name that was pulled, or the file's without its directory and ending."""
+    return Path(model).stem if model.endswith(".gguf") else model
 
 
 def _print_text(text: str) -> None:

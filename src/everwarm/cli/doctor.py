@@ -34,11 +34,10 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="One JSON object
 def examine() -> dict[str, dict[str, Any]]:
     """Everything the doctor says, by section."""
     from everwarm import kernels, pull
-    from everwarm.kernels import _native
 
     settings = config.resolve()
     choice = kernels.choose(str(settings["backend"].value), str(settings["isa"].value))
-    cpu, home = _native.detect_cpu(), config.home()
+    cpu, home = kernels.detect_cpu(), config.home()
     return {
         "versions": {
             "everwarm": version("everwarm"),

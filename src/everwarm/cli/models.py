@@ -72,8 +72,7 @@ def inspect(
 
 def _budget(file: Any, weight_budget: str) -> dict[str, int] | None:
     """What the budget would mean with native kernels; None if they have no form for some tensor."""
-    from everwarm.kernels import _native
-    from everwarm.kernels.native import NativeBackend
+    from everwarm import kernels
     from everwarm.weights.plan import plan_budget
     from everwarm.weights.source import FileSource
 
@@ -84,7 +83,7 @@ def _budget(file: Any, weight_budget: str) -> dict[str, int] | None:
     if any(len(info.shape) > 2 for info in file.tensors.values()):
         return None
     try:
-        sizes = FileSource(file, NativeBackend(_native.supported_isas()[-1], 1, "f16")).sizes
+        sizes = FileSource(file, kernels.make(kernels.choose("native", "portable"), 1, 1, "f16")).sizes
     except ValueError:
         return None
     return asdict(plan_budget(sizes, budget))

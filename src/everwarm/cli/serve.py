@@ -4,7 +4,7 @@ import ipaddress
 import os
 import socket
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Annotated
 
 import typer
@@ -13,6 +13,9 @@ from everwarm.cli.console import err
 from everwarm.cli.options import LoadSettings, loads_model
 from everwarm.config import Share, parse_size
 from everwarm.errors import ConfigError
+from everwarm.server import descriptors
+from everwarm.server.connections import ConnectionLimits, IPNetwork
+from everwarm.server.origin import parse_origins
 
 DEFAULT = "smollm2"
 
@@ -39,13 +42,60 @@ def serve(
             "several, separated by commas, and does not show in the list of processes."
         ),
     ] = None,
+    operator_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Key that opens /metrics with the figures of all tenants, and nothing else; may be given several "
+            "times. EVERWARM_OPERATOR_KEYS holds several, separated by commas."
+        ),
+    ] = None,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="Listen on an address that others can reach, without any key.")
+        bool,
+        typer.Option(
+            "--insecure", help="Without any key, listen on an address that others can reach, or serve any web page."
+        ),
     ] = False,
     cors: Annotated[
         list[str] | None,
         typer.Option(
-            envvar="EVERWARM_CORS", help="Origin whose pages may ask from a browser; may be given several times."
+            envvar="EVERWARM_CORS",
+            help="Origin whose pages may ask from a browser, such as http://localhost:3000, or '*' for any; may be "
+            "given several times. All others are refused.",
+        ),
+    ] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            envvar="EVERWARM_ALLOWED_HOST",
+            help="Name under which clients reach this server (a Docker service, a proxy's name); may be given several "
+            "times. Without keys only these, localhost and IP addresses are served.",
+        ),
+    ] = None,
+    max_connections: Annotated[
+        int,
+        typer.Option(
+            envvar="EVERWARM_MAX_CONNECTIONS",
+            help="Connections at once; fewer if the system allows fewer file descriptors.",
+            min=1,
+            max=60_000,
+        ),
+    ] = 4096,
+    max_connections_per_address: Annotated[
+        int | None,
+        typer.Option(
+            envvar="EVERWARM_MAX_CONNECTIONS_PER_ADDRESS",
+            help="Connections at once from one address. Half of all by default.",
+            show_default=False,
+            min=1,
+            max=60_000,
+        ),
+    ] = None,
+    proxy: Annotated[
+        list[str] | None,
+        typer.Option(
+            envvar="EVERWARM_PROXY",
+            help="Address or network of a reverse proxy, such as 10.0.0.0/8: its connections are not limited per "
+            "address. May be given several times.",
         ),
     ] = None,
     context: Annotated[
@@ -80,9 +130,9 @@ def serve(
     """Serve a model over OpenAI's and Anthropic's APIs. /health answers at once and says when the model is ready."""
     from everwarm.server import process
 
-    keys = parse_keys([*(api_key or ()), *_variable_keys()])
-    if api_key:
-        _hide_keys(api_key)
+    keys = parse_keys([*(api_key or ()), *_variable_keys("EVERWARM_API_KEYS")])
+    operators = parse_operator_keys([*(operator_key or ()), *_variable_keys("EVERWARM_OPERATOR_KEYS")], keys)
+    _hide_keys([*(api_key or ()), *(operator_key or ())])
     if log_format not in ("text", "json"):
         raise ConfigError(f"--log-format {log_format!r}: expected text or json")
     body = _bytes("--max-body", max_body)
@@ -91,6 +141,14 @@ def serve(
             f"{host} can be reached from other machines, and without a key anyone there could use the model and read "
             "what agents remember: give --api-key (or EVERWARM_API_KEYS), or --insecure if that is meant"
         )
+    if not keys and not insecure and "*" in (cors or ()):
+        raise ConfigError(
+            "--cors '*' without a key lets every web page use the model and read what agents remember: name the "
+            "origins, give --api-key (or EVERWARM_API_KEYS), or --insecure if that is meant"
+        )
+    own_name = [] if keys or not host or _is_address(host) else [host]  # what it listens on is a name that was meant
+    origins = parse_origins(cors or (), [*(allowed_host or ()), *own_name], has_keys=bool(keys))
+    connections = connection_limits(max_connections, max_connections_per_address, proxy or (), max_queue)
     listener = _listen(host, port)
     address = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
     err.print(f"listening at {address}; {address}/health says when {model} is ready, Ctrl-C ends", markup=False)
@@ -98,15 +156,19 @@ def serve(
     def load(progress: process.Progress) -> process.Served:
         progress.say("loading the code")
         from everwarm.server import log
+        from everwarm.server.keys import Keys
         from everwarm.server.loading import load_model
         from everwarm.server.serving import Limits
 
         log.configure(log_format)
         limits = Limits(most_queued=max_queue, most_body_bytes=body, timeout_s=request_timeout, context=context)
-        return load_model(model, progress, settings, limits, keys, cors or (), pull=model == DEFAULT)
+        return load_model(model, progress, settings, limits, Keys(keys, operators), origins, pull=model == DEFAULT)
+
+    def ready(seconds: float) -> None:
+        err.print(f"ready after {seconds:.1f} s: {address}/v1", markup=False)
 
     with listener:
-        process.run(listener, load, grace, lambda s: err.print(f"ready after {s:.1f} s: {address}/v1", markup=False))
+        process.run(listener, load, grace, ready, connections)
 
 
 def parse_keys(given: Iterable[str]) -> dict[str, str]:
@@ -123,8 +185,37 @@ def parse_keys(given: Iterable[str]) -> dict[str, str]:
     return keys
 
 
-def _variable_keys() -> list[str]:
-    said = os.environ.get("EVERWARM_API_KEYS", "")
+def parse_operator_keys(given: Iterable[str], tenants: Collection[str]) -> frozenset[str]:
+    """Keys of operators; none of them may be a tenant's, too."""
+    keys = list(given)
+    for number, key in enumerate(keys, start=1):
+        if not key or not key.isascii() or not key.isprintable() or key != key.strip():
+            raise ConfigError(f"operator key {number}: expected printable ASCII characters")
+        if key in tenants:
+            raise ConfigError(f"operator key {number}: the same key is given to a tenant; take another")
+    return frozenset(keys)
+
+
+def connection_limits(in_all: int, per_address: int | None, proxies: Iterable[str], requests: int) -> ConnectionLimits:
+    """How many connections there may be, once the limit of descriptors has been raised."""
+    possible = descriptors.for_connections(descriptors.raise_limit(), requests)
+    if possible < in_all:
+        err.print(f"at most {possible:,} connections: the system allows no more file descriptors (ulimit -n)")
+    in_all = min(in_all, possible)
+    return ConnectionLimits(
+        in_all, per_address or max(1, in_all // 2), tuple(parse_network(proxy) for proxy in proxies)
+    )
+
+
+def parse_network(text: str) -> IPNetwork:
+    try:
+        return ipaddress.ip_network(text.strip(), strict=False)
+    except ValueError:
+        raise ConfigError(f"--proxy {text!r}: expected an address or a network, such as 10.0.0.0/8") from None
+
+
+def _variable_keys(variable: str) -> list[str]:
+    said = os.environ.get(variable, "")
     return [key.strip() for key in said.split(",") if key.strip()]
 
 
@@ -141,6 +232,14 @@ def _bytes(flag: str, text: str) -> int:
     if isinstance(size, Share) or size < 1:
         raise ConfigError(f"{flag}: expected a number of bytes such as 16MiB, found {text!r}")
     return size
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _is_loopback(host: str) -> bool:

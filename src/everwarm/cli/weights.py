@@ -40,7 +40,7 @@ def verify(which: Which = None, as_json: Json = False) -> None:
         try:
             bad = list(Pack(path).altered())
             results.append({"path": str(path), "ok": not bad, "altered": bad})
-        except PackError as error:
+        except (PackError, OSError) as error:
             results.append({"path": str(path), "ok": False, "error": str(error)})
     if as_json:
         print_json(results)
@@ -62,7 +62,7 @@ def remove(
     if bool(which) == everything:
         raise ConfigError("name the packs to remove, or give --all")
     for path in _chosen(which):
-        size = path.stat().st_size
+        size = path.lstat().st_size
         if not dry_run:
             path.unlink(missing_ok=True)
         err.print(f"{'would remove' if dry_run else 'removed'} {path} ({human_bytes(size)})", markup=False)
@@ -70,7 +70,7 @@ def remove(
 
 def _packs() -> Iterator[Path]:
     found = [path for path in (config.home() / "packs").glob("*.safetensors") if not path.name.startswith(".")]
-    yield from sorted(found, key=lambda path: -path.stat().st_mtime)
+    yield from sorted(found, key=lambda path: -path.lstat().st_mtime)
 
 
 def _chosen(which: list[str] | None) -> list[Path]:
@@ -82,15 +82,23 @@ def _chosen(which: list[str] | None) -> list[Path]:
 
 
 def _describe(path: Path) -> dict[str, Any]:
-    stat = path.stat()
+    stat = path.lstat()
     row = {
         "path": str(path),
         "weights_id": path.name.split(".")[0],
         "size_bytes": stat.st_size,
-        "made": datetime.fromtimestamp(stat.st_mtime).isoformat(),
+        "made": _when(stat.st_mtime),
     }
     try:
         pack = Pack(path)
         return row | {"state": "good header", "tensors": len(pack.entries), "everwarm": pack.metadata.get("everwarm")}
-    except PackError as error:
+    except (PackError, OSError) as error:
         return row | {"state": f"will be rebuilt: {error}"}
+
+
+def _when(seconds: float) -> str:
+    """A date and time; a file can carry times that no calendar has."""
+    try:
+        return datetime.fromtimestamp(seconds).isoformat()
+    except (ValueError, OverflowError, OSError):
+        return "unknown"

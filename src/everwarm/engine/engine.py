@@ -17,7 +17,7 @@ from queue import Empty, SimpleQueue
 import numpy as np
 import numpy.typing as npt
 
-from everwarm.engine.scheduler import Part, Scheduler
+from everwarm.engine.scheduler import Kind, Part, Scheduler
 from everwarm.engine.sequence import Sequence
 from everwarm.errors import CancelledError, CapacityError, EverwarmError
 from everwarm.model.transformer import Span, Transformer
@@ -159,8 +159,8 @@ class Engine:
         spans = []
         for part in batch:
             at = part.sequence.turn.kv.length
-            rows = part.sequence.tokens[at : at + part.rows]
-            spans.append(Span(rows, part.sequence.turn.kv, part.rows - 1 if part.reaches_end else part.rows))
+            rows = [*part.sequence.tokens[at : at + part.known], *part.draft]
+            spans.append(Span(rows, part.sequence.turn.kv, part.rows - part.logits_rows))
         try:
             logits = self._model.forward(spans)
         except EverwarmError as error:
@@ -172,33 +172,46 @@ class Engine:
         self.batch_sizes[len(batch)] += 1
         self._scheduler.took(batch, seconds)
         for part in batch:
-            if part.rows > 1:
+            if part.kind is Kind.PREFILL:
                 part.sequence.computed += part.rows
                 if len(batch) == 1:
                     part.sequence.turn.computed(part.rows, seconds)
-            part.sequence.turn.seal_full(wait=False)
         return logits
 
     def _emit(self, batch: list[Part], logits: F32 | None) -> None:
         if logits is None:
             return
-        rows = iter(logits)
+        at = 0
         for part in batch:
-            sequence = part.sequence
-            if sequence.pending:
-                continue
-            row = next(rows)
-            if sequence.cancelled:
-                continue
+            rows = logits[at : at + part.logits_rows]
+            at += part.logits_rows
             try:
-                choice = sequence.sampler.sample(row)
-                sequence.tokens.append(choice.token)
-                sequence.turn.append([choice.token])
-                sequence.sampled += 1
-                if sequence.on_choice(choice):
-                    self._end(sequence, None)
+                over = self._accept(part, rows)
+                part.sequence.turn.seal_full(wait=False)  # accepted tokens only
+                if over:
+                    self._end(part.sequence, None)
             except Exception as error:  # of this request alone: the others go on
-                self._end(sequence, error)
+                self._end(part.sequence, error)
+
+    def _accept(self, part: Part, rows: F32) -> bool:
+        """Sample after each row while the draft has foreseen what comes; whether the sequence is over. The KV of tokens
+        that the draft has got wrong is given back.
+        """
+        sequence, kv = part.sequence, part.sequence.turn.kv
+        over, right = False, 0
+        for number, row in enumerate(rows):
+            if sequence.cancelled:
+                break
+            choice = sequence.sampler.sample(row)
+            sequence.tokens.append(choice.token)
+            sequence.turn.append([choice.token])
+            over = sequence.on_choice(choice)
+            if over or number == len(part.draft) or part.draft[number] != choice.token:
+                break
+            right += 1
+        if part.draft:
+            kv.truncate(kv.length - len(part.draft) + right)
+        return over
 
     def _preempt(self, sequence: Sequence) -> None:
         self.preemptions += 1

@@ -18,12 +18,17 @@ def check_prompt(model: Transformer, prompt: Sequence[int], context: int | None 
     if not prompt:
         raise RequestError("the prompt is empty: give at least one token")
     if len(prompt) >= context:
-        raise ContextError(
-            f"the prompt has {len(prompt):,} tokens, the context is {context:,}: shorten it to leave room for an answer"
-        )
+        raise too_long(f"{len(prompt):,}", context)
     for token in prompt:
         if not 0 <= token < vocab:
             raise RequestError(f"token {token} is not in the vocabulary of {vocab:,}")
+
+
+def too_long(tokens: str, context: int) -> ContextError:
+    """A prompt of so many tokens leaves no room for an answer."""
+    return ContextError(
+        f"the prompt has {tokens} tokens, the context is {context:,}: shorten it to leave room for an answer"
+    )
 
 
 def prefill(

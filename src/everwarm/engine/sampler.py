@@ -4,26 +4,25 @@ In: one row of logits and what was generated so far. Out: the token, its log-pro
 for. The choice depends on the logits, the request's seed and the number of tokens generated, on nothing else: any
 batch, same text.
 
-Order: penalties, bias, mask, temperature, top-k, top-p, min-p, draw. Log-probabilities are those of the model: of the
-logits before all that. A mask says which tokens may follow those of the answer so far (None: all of them).
+Order: the chain of processors (penalties, bias, constraint), temperature, top-k, top-p, min-p, draw. Log-probabilities
+are those of the model: of the logits before all that.
 """
 
 import math
 import secrets
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from everwarm.engine.processors import Constraint, make_chain
 from everwarm.engine.sampling import Sampling
 from everwarm.errors import ModelError, RequestError
-from everwarm.kernels import _native
+from everwarm.kernels.backend import RowOperations
 
 F32 = npt.NDArray[np.float32]
-Mask = Callable[[Sequence[int]], npt.NDArray[np.bool_] | None]
 
 _FIRST_CANDIDATES = 256  # top-p rarely needs more; it asks for more when it does
 
@@ -38,95 +37,90 @@ class Choice:
 
 
 class Sampler:
-    """The sampler of one request."""
+    """The sampler of one choice."""
 
-    def __init__(self, sampling: Sampling, prompt: Sequence[int], vocab_size: int, mask: Mask | None = None) -> None:
-        for token in sampling.logit_bias:
-            if not 0 <= token < vocab_size:
-                raise RequestError(f"logit_bias: token {token} is not in the vocabulary of {vocab_size}")
+    def __init__(
+        self,
+        sampling: Sampling,
+        prompt: Sequence[int],
+        vocab_size: int,
+        rows: RowOperations,
+        constraint: Constraint | None = None,
+    ) -> None:
         self.sampling = sampling
         self.seed = secrets.randbits(64) if sampling.seed is None else sampling.seed
-        self._prompt = np.array(
-            sorted(set(prompt)), np.int64
-        )  # np.unique would import numpy.ma in the first request: 8 ms
-        self._biased = np.array(list(sampling.logit_bias), np.int64)
-        self._bias = np.array(list(sampling.logit_bias.values()), np.float32)
-        self._mask = mask
-        self._answer: Counter[int] = Counter()
-        self._said: list[int] = []
+        self._rows = rows
+        self._processors = make_chain(sampling, prompt, vocab_size, constraint)
+        self._count = 0  # tokens that were chosen
         self.spent_s = 0.0
 
     def sample(self, logits: F32) -> Choice:
-        """Choose the next token and remember it for the penalties."""
+        """Choose the next token; the one after it depends on it."""
         started = time.perf_counter()
         choice = self._sample(logits)
         self.spent_s += time.perf_counter() - started
         return choice
 
+    def rollback(self, count: int) -> None:
+        """The last `count` tokens do not count, after all."""
+        self._count -= count
+        for processor in self._processors:
+            processor.rollback(count)
+
     def _sample(self, logits: F32) -> Choice:
-        best, greatest, total = _native.summarize(logits, 1.0)
+        best, greatest, total = self._rows.summarize(logits, 1.0)
         if math.isnan(total):
             raise ModelError("the model computed no numbers (NaN or infinity): its weights are damaged")
         adjusted = self._adjust(logits)
         token = best if adjusted is logits and self.sampling.temperature == 0.0 else self._choose(adjusted)
-        self._answer[token] += 1
-        self._said.append(token)
+        self._count += 1
+        for processor in self._processors:
+            processor.advance(token)
         normaliser = greatest + math.log(total)
-        likely = _native.greatest_ids(logits, min(self.sampling.top_logprobs, len(logits)))
+        likely = self._rows.greatest_ids(logits, min(self.sampling.top_logprobs, len(logits)))
         return Choice(
             token, float(logits[token]) - normaliser, tuple((i, float(logits[i]) - normaliser) for i in likely)
         )
 
     def _adjust(self, logits: F32) -> F32:
-        """Penalties, bias, mask."""
-        s = self.sampling
-        plain = s.repetition_penalty == 1.0 and not (s.presence_penalty or s.frequency_penalty or s.logit_bias)
-        allowed = self._mask(self._said) if self._mask is not None else None
-        if plain and allowed is None:
+        """Through the chain; the row itself if nothing changes it."""
+        if not self._processors:
             return logits
-        logits = logits.copy()
-        answer = np.fromiter(self._answer, np.int64, len(self._answer))
-        if s.repetition_penalty != 1.0:
-            seen = np.union1d(self._prompt, answer)
-            penalty = np.float32(s.repetition_penalty)
-            logits[seen] = np.where(logits[seen] > 0, logits[seen] / penalty, logits[seen] * penalty)
-        if s.presence_penalty or s.frequency_penalty:
-            counts = np.fromiter(self._answer.values(), np.float32, len(self._answer))
-            logits[answer] -= np.float32(s.presence_penalty) + np.float32(s.frequency_penalty) * counts
-        logits[self._biased] += self._bias
-        if allowed is not None:
-            logits[~allowed] = -np.inf
-        if logits.max() == -np.inf:
-            raise RequestError("logit_bias or a mask forbids every token of the vocabulary: leave at least one")
-        return logits
+        adjusted = logits.copy()
+        changes = [processor.apply(adjusted) for processor in self._processors]
+        if not any(changes):
+            return logits
+        if adjusted.max() == -np.inf:
+            raise RequestError("logit_bias or a constraint forbids every token of the vocabulary: leave at least one")
+        return adjusted
 
     def _choose(self, logits: F32) -> int:
         s = self.sampling
         if s.temperature == 0.0:
             return int(np.argmax(logits))
-        fraction = uniform(self.seed, len(self._said))
+        fraction = uniform(self.seed, self._count)
         if not s.top_k and s.top_p == 1.0 and s.min_p == 0.0:
-            return _native.draw(logits, s.temperature, fraction)
-        ids, weights = keep(logits, s)
+            return self._rows.draw(logits, s.temperature, fraction)
+        ids, weights = keep(logits, s, self._rows)
         cumulative = np.cumsum(weights)
         at = np.searchsorted(cumulative, fraction * cumulative[-1], side="right")
         return int(ids[min(int(at), len(ids) - 1)])
 
 
-def keep(logits: F32, s: Sampling) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+def keep(logits: F32, s: Sampling, rows: RowOperations) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
     """The tokens that top-k, top-p and min-p leave, with their unnormalised probabilities.
 
     Most likely first where top-k or top-p asks for an order, else by id: to sort a whole vocabulary takes longer than
     everything else here.
     """
-    _, greatest, total = _native.summarize(logits, s.temperature)
+    _, greatest, total = rows.summarize(logits, s.temperature)
 
     def weigh(ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         # In f64, relative to the maximum: a tiny temperature makes huge quotients, and only differences matter.
         return np.exp((logits[ids].astype(np.float64) - greatest) / s.temperature)
 
     def likeliest(count: int) -> npt.NDArray[np.int64]:
-        return np.asarray(_native.greatest_ids(logits, count), np.int64)
+        return np.asarray(rows.greatest_ids(logits, count), np.int64)
 
     count = min(s.top_k or len(logits), len(logits))
     if s.top_k or s.top_p < 1.0:

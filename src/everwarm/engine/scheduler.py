@@ -7,6 +7,7 @@ prefill follows the speed that was measured.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import Enum
 
 from everwarm.engine.sequence import Sequence
 
@@ -21,17 +22,36 @@ STEP_S = 0.115
 """A person reads on without noticing; a chunk this long still runs near full speed."""
 
 
+class Kind(Enum):
+    """What a part of a step is for."""
+
+    PREFILL = "prefill"  # tokens that are known
+    DECODE = "decode"  # the token that was sampled last, and perhaps a draft of what follows it
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
-    """So many rows of a sequence."""
+    """Rows of one sequence in a step: tokens that it has, then those of a draft."""
 
     sequence: Sequence
-    rows: int
+    kind: Kind
+    known: int  # rows of tokens that the sequence has
+    logits_rows: int = 0  # rows, from the end, after which a token is sampled
+    draft: tuple[int, ...] = ()
 
     @property
-    def reaches_end(self) -> bool:
-        """Whether a token can be sampled after these rows."""
-        return self.rows == self.sequence.pending
+    def rows(self) -> int:
+        return self.known + len(self.draft)
+
+
+def decode(sequence: Sequence) -> Part:
+    draft = tuple(sequence.draft())
+    return Part(sequence, Kind.DECODE, 1, 1 + len(draft), draft)
+
+
+def prefill(sequence: Sequence, most: int) -> Part:
+    rows = min(most, sequence.pending)
+    return Part(sequence, Kind.PREFILL, rows, int(rows == sequence.pending))
 
 
 class Scheduler:
@@ -44,17 +64,17 @@ class Scheduler:
 
     def choose(self, running: Iterable[Sequence]) -> list[Part]:
         ready = sorted(running, key=lambda one: (-one.priority, one.computed, one.arrival))
-        batch = [Part(one, 1) for one in ready if one.pending == 1]
+        batch = [decode(one) for one in ready if one.pending == 1]
         room = self._room(bool(batch))
         for one in ready:
             if one.pending > 1 and room > 0:
-                batch.append(Part(one, min(room, one.pending)))
+                batch.append(prefill(one, room))
                 room -= batch[-1].rows
         return batch
 
     def took(self, batch: list[Part], seconds: float) -> None:
         """A step is over."""
-        rows = sum(part.rows for part in batch if part.rows > 1)
+        rows = sum(part.rows for part in batch if part.kind is Kind.PREFILL)
         if rows >= LEAST_ROWS:
             each = seconds / rows
             self._row_s = each if self._row_s is None else 0.5 * self._row_s + 0.5 * each

@@ -25,7 +25,7 @@ class Sequence:
     sampler: Sampler
     on_choice: Callable[[Choice], bool]  # told each token; whether it was the last
     on_end: Callable[[BaseException | None], None]  # told once, when the engine lets go of it
-    sampled: int = 0
+    propose: Callable[[], list[int]] | None = None  # a draft: tokens that may come next, verified in one step
     computed: int = 0  # tokens of prefill so far, for fairness
     cancelled: bool = False
     cancelled_at: int = 0  # the engine's step
@@ -35,6 +35,12 @@ class Sequence:
     def pending(self) -> int:
         """Tokens that have to be computed before the next one can be sampled."""
         return len(self.tokens) - self.turn.kv.length
+
+    def draft(self) -> list[int]:
+        """Tokens that may come next, no more than the KV has room for."""
+        if self.propose is None:
+            return []
+        return self.propose()[: max(0, self.turn.kv.capacity - len(self.tokens))]
 
     @property
     def priority(self) -> int:

@@ -1,15 +1,18 @@
 """Arithmetic. Knows arrays and shapes, nothing of files, models or text.
 
-`choose` picks the backend and says why, so that `everwarm doctor` can tell.
+`choose` picks the backend and says why, so that `everwarm doctor` can tell. A new backend is a file with a class that
+does what `backend.Backend` says, and a line in `BACKENDS`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from everwarm.errors import ConfigError
-from everwarm.kernels import _native
 from everwarm.kernels.backend import Backend
-from everwarm.kernels.native import NativeBackend
+from everwarm.kernels.native import NativeBackend, detect_cpu, supported_isas
 from everwarm.kernels.reference import ReferenceBackend
+
+__all__ = ["BACKENDS", "Backend", "Choice", "Options", "choose", "detect_cpu", "make", "supported_isas"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +26,7 @@ class Choice:
 
 def choose(backend: str, isa: str) -> Choice:
     """`backend` is auto, native or reference; `isa` is auto or the name of an instruction set."""
-    supported = _native.supported_isas()
+    supported = supported_isas()
     if isa != "auto" and isa not in supported:
         raise ConfigError(f"instruction set {isa}: this processor has {', '.join(supported)}")
     if backend == "reference":
@@ -38,8 +41,22 @@ def choose(backend: str, isa: str) -> Choice:
     return Choice("native", best, why)
 
 
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a backend is made with."""
+
+    isa: str
+    threads: int | None  # None: the backend's own choice
+    cores: int
+    kv_type: str
+
+
+BACKENDS: dict[str, Callable[[Options], Backend]] = {
+    "native": lambda options: NativeBackend(options.isa, options.threads or options.cores, options.kv_type),
+    "reference": lambda options: ReferenceBackend(options.threads),
+}
+
+
 def make(choice: Choice, threads: int | None, cores: int, kv_type: str) -> Backend:
     """The backend that was chosen."""
-    if choice.backend == "reference":
-        return ReferenceBackend(threads)
-    return NativeBackend(choice.isa, threads or cores, kv_type)
+    return BACKENDS[choice.backend](Options(choice.isa, threads, cores, kv_type))

@@ -5,7 +5,7 @@ context in which operations may be called; what they return is valid until the s
 caller's to keep.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -64,8 +64,32 @@ class BlockMemory(Protocol):
     def trim(self, keep: int) -> None:
         """Give back the memory of all but `keep` released blocks."""
 
-    def data(self, block: int) -> U8:
-        """Its bytes, in place; valid until it is released."""
+    def host_view(self, block: int) -> U8 | None:
+        """Its bytes in place, valid until it is released; None if they are not in the memory of the host."""
+
+    def read_block(self, block: int, out: U8) -> None:
+        """Copy its bytes into a buffer of the host."""
+
+    def write_block(self, block: int, data: U8) -> None:
+        """Fill it from a buffer of the host."""
+
+    def copy_block(self, source: int, target: int) -> None: ...
+
+
+class HostBlocks:
+    """What a `BlockMemory` in the memory of the host has besides `host_view`."""
+
+    def host_view(self, block: int) -> U8:
+        raise AssertionError("each memory has its own")
+
+    def read_block(self, block: int, out: U8) -> None:
+        np.copyto(out, self.host_view(block))
+
+    def write_block(self, block: int, data: U8) -> None:
+        np.copyto(self.host_view(block), data)
+
+    def copy_block(self, source: int, target: int) -> None:
+        np.copyto(self.host_view(target), self.host_view(source))
 
 
 class KV(Protocol):
@@ -113,7 +137,11 @@ class Step(Protocol):
     def linear(self, x: Array, matrices: Sequence[Affine]) -> Sequence[Array]:
         """Several products of the same rows."""
 
-    def rotate(self, x: Array, heads: int) -> Array: ...
+    def norm_heads(self, x: Array, weight: F32, epsilon: float, heads: int) -> Array:
+        """Norm each head of each row by itself."""
+
+    def rotate(self, x: Array, heads: int, rope: int) -> Array:
+        """Rotate each head, by the `rope`-th of the rotaries that the step was begun with."""
 
     def attention(
         self, layer: int, q: Array, k: Array, v: Array, scale: float, window: int | None, softcap: float = 0.0
@@ -132,6 +160,21 @@ class Step(Protocol):
         """Of the rows that want them."""
 
 
+class RowOperations(Protocol):
+    """What sampling asks of one row of logits in host memory."""
+
+    def summarize(self, logits: F32, temperature: float) -> tuple[int, float, float]:
+        """(first index of the maximum, the maximum, sum of e^((x - maximum) / temperature)); the sum is NaN if anything
+        is NaN or +inf.
+        """
+
+    def draw(self, logits: F32, temperature: float, fraction: float) -> int:
+        """The id at this fraction, in [0, 1), of the softmax's cumulative sum."""
+
+    def greatest_ids(self, values: F32, count: int) -> list[int]:
+        """Ids of the greatest values, greatest first, the smaller id first among equals; no NaN."""
+
+
 class Backend(Protocol):
     """Who computes."""
 
@@ -142,10 +185,38 @@ class Backend(Protocol):
     exact: bool
     """Whether logits depend on the token ids alone, to the last bit, and not on the batch they were computed in."""
 
+    kv_type: str
+    """In which type it keeps keys and values."""
+
+    instructions: str
+    """What it computes with, for people: an instruction set, `blas`."""
+
+    packs: bool
+    """Whether its forms differ from plain floats, so that it is worth keeping them in a pack."""
+
+    rows: RowOperations
+
+    def plan(self, type_name: str, shape: tuple[int, ...]) -> tuple[str, int]:
+        """The form that a tensor of a GGUF type gets: its kind, and its bytes. `vector` is plain f32."""
+
+    def pack_into(
+        self, type_name: str, shape: tuple[int, ...], blocks: U8, dequantize: Callable[[F32 | None], F32], out: U8
+    ) -> None:
+        """Blocks of the file into a form's memory. `dequantize` makes floats of them, into an array if one is given."""
+
+    def attach(self, kind: str, shape: tuple[int, ...], data: U8) -> Weight:
+        """A tensor to compute with, over memory that holds its form."""
+
+    def read_bandwidth(self, memory: U8) -> float | None:
+        """Bytes per second that its threads read from this memory; None if it can't tell."""
+
+    def integer_peak(self) -> float | None:
+        """Integer operations per second that it could do at most; None if it can't tell."""
+
     def spent(self) -> Mapping[str, float]:
         """Seconds that operations took since the backend was made: `products`, `attention`, `other`."""
 
     def block_memory(self, shape: KVShape) -> BlockMemory:
         """Where the KV of this backend's sequences lies. Steps use the memory that was made last."""
 
-    def step(self, spans: Sequence[Span], rotary: Rotary) -> AbstractContextManager[Step]: ...
+    def step(self, spans: Sequence[Span], rotaries: Sequence[Rotary]) -> AbstractContextManager[Step]: ...

@@ -11,17 +11,39 @@ from contextlib import contextmanager
 import numpy as np
 import numpy.typing as npt
 
+from everwarm.errors import ModelError
 from everwarm.kernels import _native
-from everwarm.kernels.backend import F32, Affine, KVShape, Rotary, Span
+from everwarm.kernels.backend import F32, U8, Affine, HostBlocks, KVShape, Rotary, RowOperations, Span
 
 ALIGNMENT = 64
+VECTOR = "vector"
 _PACKED = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "F16", "BF16", "F32"})
 
 
-class NativeBlocks(_native.KVPool):
+class NativeBlocks(_native.KVPool, HostBlocks):
     """The native pool, as a `BlockMemory`."""
 
     block_tokens = _native.BLOCK
+
+    def host_view(self, block: int) -> U8:
+        return self.data(block)
+
+
+supported_isas = _native.supported_isas
+detect_cpu = _native.detect_cpu
+
+
+class NativeRows:
+    """Sampling's operations on a row of logits, with the best instruction set there is."""
+
+    def summarize(self, logits: F32, temperature: float) -> tuple[int, float, float]:
+        return _native.summarize(logits, temperature)
+
+    def draw(self, logits: F32, temperature: float, fraction: float) -> int:
+        return _native.draw(logits, temperature, fraction)
+
+    def greatest_ids(self, values: F32, count: int) -> list[int]:
+        return _native.greatest_ids(values, count)
 
 
 class NativeBackend:
@@ -29,9 +51,12 @@ class NativeBackend:
 
     name = "native"
     exact = True
+    packs = True
+    rows: RowOperations = NativeRows()
 
     def __init__(self, isa: str, threads: int, kv_type: str) -> None:
         self.engine = _native.Engine(isa, threads)
+        self.instructions = isa
         self.kv_type = kv_type
         self.numerics = (
             f"native {_native.NUMERICS_VERSION}, groups of {_native.GROUP}, blocks of {_native.BLOCK}, KV {kv_type}"
@@ -43,23 +68,28 @@ class NativeBackend:
     def spent(self) -> dict[str, float]:
         return self.engine.spent
 
-    def plan(self, kind: str, shape: tuple[int, ...]) -> tuple[str, int]:
-        """The kind of form that a matrix of GGUF type `kind` gets, and its bytes."""
-        form_kind = kind if kind in _PACKED else "F32"
-        return form_kind, _native.Form(form_kind, *shape).size_bytes
+    def read_bandwidth(self, memory: U8) -> float:
+        return self.engine.read_bandwidth(memory)
+
+    def integer_peak(self) -> float:
+        return self.engine.integer_peak()
+
+    def plan(self, type_name: str, shape: tuple[int, ...]) -> tuple[str, int]:
+        if len(shape) == 1:
+            return VECTOR, 4 * shape[0]
+        kind = type_name if type_name in _PACKED else "F32"
+        return kind, _native.Form(kind, *shape).size_bytes
 
     def pack_into(
-        self,
-        kind: str,
-        shape: tuple[int, ...],
-        blocks: npt.NDArray[np.uint8],
-        dequantize: Callable[[], F32],
-        out: npt.NDArray[np.uint8],
+        self, type_name: str, shape: tuple[int, ...], blocks: U8, dequantize: Callable[[F32 | None], F32], out: U8
     ) -> None:
-        """Blocks of the file into a form's memory. A type without a form of its own is dequantised: wide, but exact."""
-        if kind not in _PACKED:
-            kind, blocks = "F32", dequantize().reshape(-1).view(np.uint8)
-        form = _native.Form(kind, *shape)
+        """A type without a form of its own is dequantised: wide, but exact."""
+        if len(shape) == 1:
+            dequantize(out.view(np.float32))
+            return
+        if type_name not in _PACKED:
+            type_name, blocks = "F32", dequantize(None).reshape(-1).view(np.uint8)
+        form = _native.Form(type_name, *shape)
         # The threads belong to the step that runs. It may be waiting for what is packed here, so don't wait for it.
         if self._stepping.acquire(blocking=False):
             try:
@@ -69,25 +99,33 @@ class NativeBackend:
         else:
             _native.Engine("portable", 1).pack(form, blocks, out)
 
-    def attach(self, kind: str, shape: tuple[int, ...], data: npt.NDArray[np.uint8]) -> _native.Form:
-        """A form over memory that is already packed."""
+    def attach(self, kind: str, shape: tuple[int, ...], data: U8) -> _native.Form | F32:
+        if kind == VECTOR:
+            return data.view(np.float32)
         form = _native.Form(kind, *shape)
         form.attach(data)
         return form
 
     def block_memory(self, shape: KVShape) -> NativeBlocks:
+        multiple = 16 if self.kv_type == "f16" else 32
+        if shape.head_dim % multiple:
+            other = "" if shape.head_dim % 16 else "--kv-type f16 or "
+            raise ModelError(
+                f"attention heads of {shape.head_dim:,} elements: the native kernels need a multiple of {multiple} "
+                f"for KV type {self.kv_type}; use {other}--backend reference"
+            )
         self._blocks = NativeBlocks(shape.layers, shape.kv_heads, shape.head_dim, self.kv_type)
         return self._blocks
 
     @contextmanager
-    def step(self, spans: Sequence[Span], rotary: Rotary) -> Iterator["NativeStep"]:
+    def step(self, spans: Sequence[Span], rotaries: Sequence[Rotary]) -> Iterator["NativeStep"]:
         assert self._blocks is not None, "block_memory comes before the first step"
         with self._stepping:
-            yield NativeStep(self, self._blocks, spans, rotary)
+            yield NativeStep(self, self._blocks, spans, rotaries)
             for span in spans:
                 span.kv.length += len(span.tokens)
 
-    def rows(self, role: str, width: int) -> _native.Rows:
+    def buffer(self, role: str, width: int) -> _native.Rows:
         """The buffer for one role. It grows to the largest step and is never given back."""
         buffer = self._buffers.get(role)
         if buffer is None or buffer.width != width:
@@ -98,25 +136,27 @@ class NativeBackend:
 class NativeStep:
     """One step over a flat batch."""
 
-    def __init__(self, backend: NativeBackend, blocks: NativeBlocks, spans: Sequence[Span], rotary: Rotary) -> None:
+    def __init__(
+        self, backend: NativeBackend, blocks: NativeBlocks, spans: Sequence[Span], rotaries: Sequence[Rotary]
+    ) -> None:
         self._backend = backend
         self._engine: _native.Engine | _native.Tape = backend.engine
         self._blocks = blocks
         self._spans = spans
         self.tape: _native.Tape | None = None
-        self._rotary = rotary
-        self._adjacent = rotary.pairing == "adjacent"
+        self._rotaries = rotaries
         self._batch = _native.Batch()
         for span in spans:
             kv = span.kv
             kv.reserve(kv.length + len(span.tokens))
             self._batch.add(kv.length, len(span.tokens), kv.blocks)
         self._batch.place(blocks)
-        self._batch.turn(rotary.frequencies, rotary.magnitude)
+        for rotary in rotaries:
+            self._batch.add_rotary(rotary.frequencies, rotary.magnitude, rotary.pairing == "adjacent")
 
     def recorder(self) -> "NativeStep":
         """A step like this one that computes nothing: it remembers what it is asked to do."""
-        recorder = NativeStep(self._backend, self._blocks, (), self._rotary)
+        recorder = NativeStep(self._backend, self._blocks, (), self._rotaries)
         recorder._engine = recorder.tape = _native.Tape()
         return recorder
 
@@ -127,27 +167,31 @@ class NativeStep:
 
     def embed(self, table: _native.Form) -> _native.Rows:
         tokens = np.concatenate([np.asarray(span.tokens, np.int32) for span in self._spans])
-        x = self._backend.rows("x", table.inputs)
+        x = self._backend.buffer("x", table.inputs)
         self._backend.engine.embed(table, tokens, x)
         return x
 
     def start(self, rows: F32) -> _native.Rows:
-        x = self._backend.rows("x", rows.shape[1])
+        x = self._backend.buffer("x", rows.shape[1])
         x.set(rows)
         return x
 
     def norm(self, x: _native.Rows, weight: F32, epsilon: float) -> _native.Rows:
-        h = self._backend.rows("h", x.width)
+        h = self._backend.buffer("h", x.width)
         self._engine.norm(x, weight, epsilon, h, True)
         return h
 
     def linear(self, x: _native.Rows, matrices: Sequence[Affine]) -> list[_native.Rows]:
-        outs = [self._backend.rows(f"out{i}", form.outputs) for i, (form, _) in enumerate(matrices)]
+        outs = [self._backend.buffer(f"out{i}", form.outputs) for i, (form, _) in enumerate(matrices)]
         self._engine.linear(x, [form for form, _ in matrices], [bias for _, bias in matrices], outs, False)
         return outs
 
-    def rotate(self, x: _native.Rows, heads: int) -> _native.Rows:
-        self._engine.rotate(x, heads, self._batch, self._adjacent)
+    def norm_heads(self, x: _native.Rows, weight: F32, epsilon: float, heads: int) -> _native.Rows:
+        self._engine.norm_heads(x, weight, epsilon, heads)
+        return x
+
+    def rotate(self, x: _native.Rows, heads: int, rope: int) -> _native.Rows:
+        self._engine.rotate(x, heads, self._batch, rope)
         return x
 
     def attention(
@@ -161,7 +205,7 @@ class NativeStep:
         softcap: float = 0.0,
     ) -> _native.Rows:
         self._engine.store_kv(self._blocks, layer, k, v, self._batch)
-        out = self._backend.rows("mixed", q.width)
+        out = self._backend.buffer("mixed", q.width)
         self._engine.attention(self._blocks, layer, q, self._batch, scale, window or 0, softcap, out)
         return out
 
@@ -172,8 +216,8 @@ class NativeStep:
 
     def gated(self, x: _native.Rows, gate: Affine, up: Affine, activation: str = "silu") -> _native.Rows:
         width = gate[0].outputs
-        out = self._backend.rows("gated", width)
-        self._engine.gated(x, [gate[0], up[0]], [gate[1], up[1]], out, self._backend.rows("up", width), activation)
+        out = self._backend.buffer("gated", width)
+        self._engine.gated(x, [gate[0], up[0]], [gate[1], up[1]], out, self._backend.buffer("up", width), activation)
         return out
 
     def logits(self, x: _native.Rows, norm: F32, epsilon: float, output: _native.Form) -> F32:
@@ -184,10 +228,10 @@ class NativeStep:
             first += len(span.tokens)
         if not wanted:
             return np.empty((0, output.outputs), np.float32)
-        some = self._backend.rows("last", x.width)
+        some = self._backend.buffer("last", x.width)
         some.take(x, np.asarray(wanted, np.int32))
         h = self.norm(some, norm, epsilon)
-        out = self._backend.rows("logits", output.outputs)
+        out = self._backend.buffer("logits", output.outputs)
         self._engine.linear(h, [output], [None], [out], False)
         return out.numpy().copy()
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from threadpoolctl import ThreadpoolController
 
-from everwarm.kernels.backend import F32, KV, U8, Affine, KVShape, Rotary, Span
+from everwarm.kernels.backend import F32, KV, U8, Affine, HostBlocks, KVShape, Rotary, RowOperations, Span
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -49,7 +49,7 @@ class BlasThreads:
             yield
 
 
-class ReferenceBlocks:
+class ReferenceBlocks(HostBlocks):
     """Keys and values in f32, as a `BlockMemory`: each block is an array (2, layers, kv_heads, tokens, head_dim)."""
 
     block_tokens = 64
@@ -86,7 +86,7 @@ class ReferenceBlocks:
     def trim(self, keep: int) -> None:
         """Memory goes back when a block is released."""
 
-    def data(self, block: int) -> U8:
+    def host_view(self, block: int) -> U8:
         return self._blocks[block].reshape(-1).view(np.uint8)
 
     def append(self, kv: KV, layer: int, keys: F32, values: F32) -> tuple[F32, F32]:
@@ -105,12 +105,40 @@ class ReferenceBlocks:
         return whole[0], whole[1]
 
 
+class ReferenceRows:
+    """Sampling's operations on a row of logits, in f64."""
+
+    def summarize(self, logits: F32, temperature: float) -> tuple[int, float, float]:
+        best = int(np.argmax(logits))
+        greatest = float(logits[best])
+        if not np.isfinite(greatest):  # NaN counts as the maximum
+            return best, greatest, math.nan
+        return best, greatest, float(self._weights(logits, temperature).sum())
+
+    def draw(self, logits: F32, temperature: float, fraction: float) -> int:
+        cumulative = np.cumsum(self._weights(logits, temperature))
+        at = int(np.searchsorted(cumulative, fraction * cumulative[-1], side="right"))
+        return min(at, len(logits) - 1)
+
+    def greatest_ids(self, values: F32, count: int) -> list[int]:
+        ids: list[int] = np.argsort(-values, kind="stable")[:count].tolist()
+        return ids
+
+    def _weights(self, logits: F32, temperature: float) -> npt.NDArray[np.float64]:
+        shifted = logits.astype(np.float64) - np.float64(logits.max())
+        return np.asarray(np.exp(shifted / temperature), np.float64)
+
+
 class ReferenceBackend:
     """f32 weights, NumPy arrays."""
 
     name = "reference"
     numerics = "reference"
     exact = False
+    packs = False
+    kv_type = "f32"
+    instructions = "blas"
+    rows: RowOperations = ReferenceRows()
 
     def __init__(self, threads: int | None) -> None:
         self._blas = BlasThreads(threads)
@@ -120,16 +148,33 @@ class ReferenceBackend:
     def spent(self) -> dict[str, float]:
         return dict(self._spent)
 
+    def plan(self, type_name: str, shape: tuple[int, ...]) -> tuple[str, int]:
+        return "vector", 4 * math.prod(shape)
+
+    def pack_into(
+        self, type_name: str, shape: tuple[int, ...], blocks: U8, dequantize: Callable[[F32 | None], F32], out: U8
+    ) -> None:
+        dequantize(out.view(np.float32))
+
+    def attach(self, kind: str, shape: tuple[int, ...], data: U8) -> F32:
+        return data.view(np.float32).reshape(shape)
+
+    def read_bandwidth(self, memory: U8) -> None:
+        return None
+
+    def integer_peak(self) -> None:
+        return None
+
     def block_memory(self, shape: KVShape) -> ReferenceBlocks:
         self._blocks = ReferenceBlocks(shape)
         return self._blocks
 
     @contextmanager
-    def step(self, spans: Sequence[Span], rotary: Rotary) -> Iterator["ReferenceStep"]:
+    def step(self, spans: Sequence[Span], rotaries: Sequence[Rotary]) -> Iterator["ReferenceStep"]:
         with self._blas.limit(sum(len(span.tokens) for span in spans)):
             for span in spans:
                 span.kv.reserve(span.kv.length + len(span.tokens))
-            yield ReferenceStep(self._blocks, spans, rotary, self._spent)
+            yield ReferenceStep(self._blocks, spans, rotaries, self._spent)
         for span in spans:
             span.kv.length += len(span.tokens)
 
@@ -154,7 +199,9 @@ def _timed(kind: str) -> Callable[[Method], Method]:
 class ReferenceStep:
     """One step over a flat batch."""
 
-    def __init__(self, blocks: ReferenceBlocks, spans: Sequence[Span], rotary: Rotary, spent: dict[str, float]) -> None:
+    def __init__(
+        self, blocks: ReferenceBlocks, spans: Sequence[Span], rotaries: Sequence[Rotary], spent: dict[str, float]
+    ) -> None:
         self._spent = spent
         self._blocks = blocks
         self._spans = spans
@@ -165,8 +212,10 @@ class ReferenceStep:
             np.arange(start, start + len(span.tokens), dtype=np.int32)
             for start, span in zip(self._starts, spans, strict=True)
         ]
-        self._pairing = rotary.pairing
-        self._turns = rotary_table(rotary.frequencies, rotary.magnitude, np.concatenate(positions))
+        self._turns = [
+            (rotary_table(rotary.frequencies, rotary.magnitude, np.concatenate(positions)), rotary.pairing)
+            for rotary in rotaries
+        ]
 
     def recorder(self) -> None:
         """Python is what computes: there is nothing to be saved."""
@@ -190,8 +239,12 @@ class ReferenceStep:
         return [linear(x, weight, bias) for weight, bias in matrices]
 
     @_timed("other")
-    def rotate(self, x: F32, heads: int) -> F32:
-        rotate(x.reshape(len(x), heads, -1), self._turns, self._pairing)
+    def norm_heads(self, x: F32, weight: F32, epsilon: float, heads: int) -> F32:
+        return rms_norm(x.reshape(len(x), heads, -1), weight, epsilon).reshape(x.shape)
+
+    @_timed("other")
+    def rotate(self, x: F32, heads: int, rope: int) -> F32:
+        rotate(x.reshape(len(x), heads, -1), *self._turns[rope])
         return x
 
     @_timed("attention")

@@ -25,7 +25,7 @@ from everwarm.kv.inventory import block_key, is_temporary, listed, model_directo
 from everwarm.kv.layout import Group, Layout
 from everwarm.kv.manifest import Manifest, file_name
 from everwarm.kv.owner import LOCK, QUARANTINE, TENANTS, sealed, unsealed
-from everwarm.regular import read_regular
+from everwarm.opening import read_whole
 
 Progress = Callable[[int, int], None]
 """Told (bytes done, bytes in all)."""
@@ -201,7 +201,7 @@ class _Model:
         if key is None:
             raise StoreError("its name is not that of a block")
         if self._ids is None:
-            said, _ = container.decode(read_regular(path))
+            said, _ = container.decode(read_whole(path))
             container.check_version(said, FORMAT, VERSION)
             self._parents[key] = Key(bytes.fromhex(said.get("parent", "")))
             return
@@ -210,7 +210,7 @@ class _Model:
             name = disk.describe(key)
             disk.get(name, [np.empty(self._ids.layout.block_bytes, np.uint8)])
         except VersionError:
-            container.decode(read_regular(path))  # another version keeps the checksum: else a digit is wrong, no more
+            container.decode(read_whole(path))  # another version keeps the checksum: else a digit is wrong, no more
             raise
         if path.stat().st_size != disk.block_file_bytes:
             raise StoreError(f"{path.stat().st_size:,} bytes, expected {disk.block_file_bytes:,}")

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import xxhash
 
 from everwarm.errors import StoreError
-from everwarm.regular import open_regular
+from everwarm.opening import open_regular
 
 ALIGNMENT = 4096
 _BEGIN = b'{"__metadata__":{"checksum":"'

@@ -32,7 +32,7 @@ from everwarm.kv.files import TEMPORARY, Files, read_into, replace
 from everwarm.kv.layout import Group, Layout
 from everwarm.kv.manifest import Manifest, decode, encode, file_name
 from everwarm.kv.owner import QUARANTINE, sealed, unsealed
-from everwarm.regular import read_regular
+from everwarm.opening import read_whole
 
 _log = logging.getLogger(__name__)
 
@@ -237,7 +237,7 @@ class DirectoryStore:
         return sum(len(part) for part in parts)
 
     def load(self, tenant: str, name: str) -> Manifest:
-        manifest = decode(read_regular(self.manifest_path(tenant, name)))
+        manifest = decode(read_whole(self.manifest_path(tenant, name)))
         if (manifest.tenant, manifest.name) != (tenant, name):
             raise CorruptError("of another agent")
         return self._covered(manifest)
@@ -267,7 +267,7 @@ class DirectoryStore:
         for entry in _entries(self._manifests):
             path = Path(entry.path)
             try:
-                data = read_regular(path)
+                data = read_whole(path)
             except FileNotFoundError:  # just deleted
                 continue
             except OSError as error:

@@ -4,17 +4,18 @@ Out: a safetensors file (`kv.container`) with the history (`tokens`, `text`) and
 order). No salt and no block names leave the machine: where the file arrives, names are made anew.
 
 In: the same, and nothing of it is believed. The header must describe exactly this model's blocks; every byte is read
-and compared with the checksum before the first block is written; blocks hang from a random salt of their own, so that
+and compared with the checksum, and the tokens and messages are checked (`kv.believable`) before the first block is
+written; blocks hang from a random salt of their own, so that
 the imported agent and its forks find them and nobody else. What no checksum says is whether the KV is that of the
 tokens: only a file that is trusted (`trust`) shares its blocks with the tenant's other agents.
 """
 
+import errno
 import json
 import math
 import os
 import secrets
-import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +30,7 @@ import xxhash
 from everwarm.errors import StoreError
 from everwarm.kv import container
 from everwarm.kv.agent import Agent, check_name
+from everwarm.kv.believable import check_messages, check_tokens
 from everwarm.kv.chain import U32, Key, child_key, root_key, token_bytes
 from everwarm.kv.container import Array
 from everwarm.kv.disk import BlockName, ModelIds
@@ -36,6 +38,7 @@ from everwarm.kv.files import TEMPORARY, Files
 from everwarm.kv.manifest import Manifest, merged, pack_text, text_digests, unpack_text
 from everwarm.kv.owner import DEFAULT_TENANT
 from everwarm.kv.tree import Node
+from everwarm.opening import open_regular
 from everwarm.types import Run
 
 if TYPE_CHECKING:
@@ -140,31 +143,61 @@ def _write(store: "AgentStore", manifest: Manifest, names: list[BlockName], path
     }
     blank = container.blank_header(said, tensors)
     total = len(blank) + sum(tensor.size_bytes for tensor in tensors)
-    digest = xxhash.xxh3_128(blank)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")
+    data = partial(_data, store, names, [tokens, text])
+    # The checksum comes first in the file, so everything is read twice: files are written front to back.
+    digest, done = xxhash.xxh3_128(blank), len(blank)
+    for part in data():
+        digest.update(part.data)
+        done += part.nbytes
+        progress(done // 2, total)
+    header = container.with_checksum(blank, digest.hexdigest().encode())
+    files = Files() if store.disk is None else store.disk.files
+    temporary = path.with_name(f".{path.name[:100]}.{os.getpid()}.{secrets.token_hex(4)}{TEMPORARY}")
     try:
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
-            file.write(blank)
-            for array in (tokens, text):
-                digest.update(array.data)
-                file.write(array.data)
-            block = np.empty(store.pool.block_bytes, np.uint8)
-            for part in _parts(block, store.ids):  # one group after the other; today's models have one
-                for name in names:
-                    _read(store, name, block)
-                    digest.update(part.data)
-                    file.write(part.data)
-                    progress(file.tell(), total)
-            file.seek(0)
-            file.write(container.with_checksum(blank, digest.hexdigest().encode()))
-            file.flush()
-            os.fsync(file.fileno())
-        os.rename(temporary, path)
-        Files().sync_directory(path.parent)
-    finally:
+        descriptor = files.create(temporary)
+        try:
+            again, done = xxhash.xxh3_128(blank), len(header)
+            _write_all(files, descriptor, memoryview(header))
+            for part in data():
+                again.update(part.data)
+                _write_all(files, descriptor, part.data.cast("B"))
+                done += part.nbytes
+                progress((total + done) // 2, total)
+            if again.digest() != digest.digest():
+                raise StoreError(f"{path}: what it is made of has changed meanwhile; export it again")
+            files.sync(descriptor)
+        finally:
+            files.close(descriptor)
+        files.rename(temporary, path)
+        try:
+            files.sync_directory(path.parent)
+        except OSError:  # who is told that it failed must not find a file that may vanish
+            with suppress(OSError):
+                files.unlink(path)
+            raise
+    except BaseException:
         with suppress(OSError):
-            os.unlink(temporary)
+            files.unlink(temporary)
+        raise
     return total
+
+
+def _data(store: "AgentStore", names: list[BlockName], first: list[Array]) -> Iterator[Array]:
+    """What follows the header, in order. Each block is valid until the next one is asked for."""
+    yield from first
+    block = np.empty(store.pool.block_bytes, np.uint8)
+    for part in _parts(block, store.ids):  # one group after the other; today's models have one
+        for name in names:
+            _read(store, name, block)
+            yield part
+
+
+def _write_all(files: Files, descriptor: int, data: memoryview) -> None:
+    while data:
+        count = files.write(descriptor, [data])
+        if count == 0:
+            raise OSError(errno.EIO, "the system wrote nothing")
+        data = data[count:]
 
 
 def _read(store: "AgentStore", name: BlockName, buffer: Array) -> None:
@@ -172,7 +205,7 @@ def _read(store: "AgentStore", name: BlockName, buffer: Array) -> None:
         node = store.tree.nodes.get(name.key)
         block = None if node is None or node.block is None else store.pool.hold(node.block)
     if block is not None:
-        np.copyto(buffer, store.pool.data(block))
+        np.copyto(buffer, store.pool.read(block))
         store.pool.drop([block])
         return
     try:
@@ -213,8 +246,7 @@ class Export:
         """Raises StoreError naming the file."""
         self.path = path
         try:
-            # Not blocking: a pipe would wait for someone to write.
-            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            self._descriptor = open_regular(path)
         except OSError as error:
             raise StoreError(f"{path}: {error.strerror or error}") from None
         except ValueError as error:  # a path that can't be
@@ -229,10 +261,7 @@ class Export:
             raise StoreError(f"{path}: {error}") from None
 
     def _open(self) -> None:
-        status = os.fstat(self._descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise StoreError("not a file that could be an export")
-        self.size_bytes = status.st_size
+        self.size_bytes = os.fstat(self._descriptor).st_size
         length = container.header_length(os.pread(self._descriptor, 8, 0), self.size_bytes)
         self._header = os.pread(self._descriptor, length, 0)
         said, self._tensors = container.read_metadata(self._header)
@@ -313,9 +342,15 @@ class Export:
             raise StoreError(f"{self.path}: {error}") from None
         if any(run.tokens < 0 for run in runs) or sum(run.tokens for run in runs) != len(tokens):
             raise StoreError(f"{self.path}: its text does not belong to its tokens")
-        if messages is not None and not all(isinstance(message, dict) for message in messages):
-            raise StoreError(f"{self.path}: messages that are none")
         return Content(tokens, runs, messages, digests)
+
+    def check_content(self, content: Content, vocab_size: int | None) -> None:
+        """Raises StoreError unless it is a history that this model could have had."""
+        try:
+            check_tokens(content.tokens, vocab_size)
+            check_messages(content.messages)
+        except StoreError as error:
+            raise StoreError(f"{self.path}: {error}") from None
 
     def block(self, number: int, content: Content, parts: list[Array]) -> None:
         """Read one block, group by group. Raises StoreError if it is not what `read` has seen."""
@@ -368,6 +403,7 @@ def import_agent(
         agent = store.reserve(name, tenant)
         try:
             content = export.read(progress or _quiet)
+            export.check_content(content, store.vocab_size)
             salt = store.tenants.salt(tenant) if trust else secrets.token_bytes(16)
             _Import(store, agent, export, content, salt).run()
         except OSError as error:
@@ -419,7 +455,7 @@ class _Import:
                 return
             known = None if node.block is None else store.pool.hold(node.block)
         try:
-            store.warm.put(node, block if known is None else store.pool.data(known))
+            store.warm.put(node, block if known is None else store.pool.read(known))
             self._written.append(node)
         finally:
             if known is not None:

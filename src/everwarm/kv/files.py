@@ -11,7 +11,7 @@ from itertools import count
 from pathlib import Path
 
 from everwarm.kv.container import Part
-from everwarm.regular import open_regular
+from everwarm.opening import open_regular
 
 TEMPORARY = ".part"
 _numbers = count()  # two threads that replace the same file must not share a temporary one

@@ -20,7 +20,7 @@ from everwarm.kv.others import directory_bytes
 from everwarm.kv.owner import DEFAULT_TENANT, QUARANTINE, StoreLock, unsealed
 from everwarm.kv.pool import BlockPool, HeapBlocks
 from everwarm.kv.store import AgentStore
-from everwarm.regular import read_regular
+from everwarm.opening import read_whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ def read_ids(path: Path) -> ModelIds:
 
 def read_manifest(path: Path, with_text: bool = False) -> Manifest:
     """A manifest that is where it belongs. Raises StoreError, VersionError, OSError."""
-    manifest = decode(read_regular(path), with_text)
+    manifest = decode(read_whole(path), with_text)
     if path.name != file_name(manifest.tenant, manifest.name):
         raise StoreError("under the name of another agent")
     if path.parent.parent.name != f"{manifest.weights_id[:16]}-{manifest.numerics_id[:16]}":

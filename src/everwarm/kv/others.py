@@ -16,7 +16,7 @@ from everwarm.kv.disk import SUFFIX, DirectoryStore
 from everwarm.kv.files import Files
 from everwarm.kv.manifest import Manifest, decode, file_name
 from everwarm.kv.owner import QUARANTINE
-from everwarm.regular import read_regular
+from everwarm.opening import read_whole
 
 
 def directory_bytes(root: Path, without: str = "") -> int:
@@ -152,7 +152,7 @@ def _manifests(directory: str) -> tuple[list[Manifest], bool]:
     for entry in _scan(directory):
         if entry.name.endswith(SUFFIX) and not entry.name.startswith("."):
             try:
-                found.append(decode(read_regular(Path(entry.path)), with_text=False))
+                found.append(decode(read_whole(Path(entry.path)), with_text=False))
             except VersionError:
                 unsure = True
             except (OSError, StoreError):
@@ -162,6 +162,6 @@ def _manifests(directory: str) -> tuple[list[Manifest], bool]:
 
 def _read(path: Path) -> Manifest | None:
     try:
-        return decode(read_regular(path), with_text=False)
+        return decode(read_whole(path), with_text=False)
     except (OSError, StoreError):
         return None

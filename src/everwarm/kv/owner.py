@@ -20,7 +20,7 @@ import xxhash
 from everwarm.errors import StoreError
 from everwarm.kv.container import VersionError
 from everwarm.kv.files import Files, replace
-from everwarm.regular import open_regular, read_regular
+from everwarm.opening import open_regular, read_whole
 
 _log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class StoreLock:
 
     def __init__(self, root: Path) -> None:
         """Raises StoreError naming who holds it; OSError where no file can be made."""
-        self._descriptor = open_regular(root / LOCK, os.O_RDWR | os.O_CREAT)
+        self._descriptor = open_regular(root / LOCK, flags=os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -61,7 +61,7 @@ class StoreLock:
 def holder(root: Path) -> str:
     """Who the lock file names."""
     try:
-        said = json.loads(read_regular(root / LOCK))
+        said = json.loads(read_whole(root / LOCK))
         return f"process {int(said['pid'])} ({str(said['command'])[:100]})"
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return "another process"
@@ -127,7 +127,7 @@ def sealed(said: object) -> bytes:
 def unsealed(path: Path) -> Any:
     """What `sealed` wrote. Raises StoreError, VersionError, FileNotFoundError."""
     try:
-        file = json.loads(read_regular(path))
+        file = json.loads(read_whole(path))
         if file["checksum"] != _checksum(file["version"], file["said"]):
             raise StoreError(f"{path}: checksum")
         if file["version"] != VERSION:

@@ -6,11 +6,14 @@ is asked to let go of blocks that no sequence uses.
 
 import threading
 from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 import numpy as np
 
 from everwarm.errors import CapacityError
-from everwarm.kernels.backend import U8, BlockMemory
+from everwarm.kernels.backend import U8, BlockMemory, HostBlocks
+
+T = TypeVar("T")
 
 MOST_SPARE = 512 << 20
 """Bytes of released memory that are kept for the next blocks: filling fresh memory takes twice as long or more."""
@@ -101,13 +104,27 @@ class BlockPool:
         with self.lock:
             return self._owners.get(block, 0)
 
-    def data(self, block: int) -> U8:
-        return self.memory.data(block)
+    def read(self, block: int) -> U8:
+        """Its bytes, to be read: in place where they are in the memory of the host, else a copy."""
+        view = self.memory.host_view(block)
+        if view is None:
+            view = np.empty(self.block_bytes, np.uint8)
+            self.memory.read_block(block, view)
+        return view
+
+    def fill(self, block: int, read: Callable[[U8], T]) -> T:
+        """Have a function write all of its bytes, in place or into a buffer that is then copied; what it returns."""
+        view = self.memory.host_view(block)
+        buffer = np.empty(self.block_bytes, np.uint8) if view is None else view
+        result = read(buffer)
+        if view is None:
+            self.memory.write_block(block, buffer)
+        return result
 
     def copy(self, block: int, wait: bool = True) -> int:
         """A block of one's own with the same bytes."""
         own = self.allocate_many(1, clear=False, wait=wait)[0]
-        np.copyto(self.data(own), self.data(block))
+        self.memory.copy_block(block, own)
         return own
 
 
@@ -145,7 +162,7 @@ class SequenceKV:
         self.blocks, self.length = [], 0
 
 
-class HeapBlocks:
+class HeapBlocks(HostBlocks):
     """A `BlockMemory` of plain bytes: for stores that are opened without a model."""
 
     def __init__(self, block_tokens: int, block_bytes: int) -> None:
@@ -173,5 +190,5 @@ class HeapBlocks:
     def trim(self, keep: int) -> None:
         """Memory goes back when a block is released."""
 
-    def data(self, block: int) -> U8:
+    def host_view(self, block: int) -> U8:
         return self._blocks[block]

@@ -126,7 +126,8 @@ def _read_all(store: "AgentStore", wanted: list[tuple[Node, int]], receipt: Rece
             return _lost(store, node, node.lost or "nothing is saved")
         started = time.perf_counter()
         try:
-            verifying = store.disk.get(BlockName(node.key, node.parent.key, node.tokens), [store.pool.data(block)])
+            disk, name = store.disk, BlockName(node.key, node.parent.key, node.tokens)
+            verifying = store.pool.fill(block, lambda buffer: disk.get(name, [buffer]))
             spent.append((time.perf_counter() - started - verifying, verifying))
         except FileNotFoundError:
             return _lost(store, node, node.lost or "its file is gone")

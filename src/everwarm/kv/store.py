@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from everwarm.errors import AgentExistsError, CancelledError, StoreError, UnknownAgentError
 from everwarm.kv.agent import MOST_NAME, Agent, check_name
+from everwarm.kv.believable import check_tokens
 from everwarm.kv.chain import root_key, token_bytes
 from everwarm.kv.disk import DirectoryStore, ModelIds
 from everwarm.kv.files import Files, make_directories
@@ -67,9 +68,11 @@ class AgentStore:
         writing: bool = True,
         files: Files | None = None,
         clock: Callable[[], float] = time.time,
+        vocab_size: int | None = None,
     ) -> None:
         """`root` None keeps everything in memory. Where another process writes, nothing can be written or nothing shall
-        be (`writing`), the store only reads: `read_only` says why.
+        be (`writing`), the store only reads: `read_only` says why. `vocab_size`: of the model, if it is known; a
+        history with other tokens is refused at import, and can't be read if it is there already.
         """
         self.pool = pool
         self.ids = ids
@@ -77,6 +80,7 @@ class AgentStore:
         self.durability = durability
         self.restore = restore
         self.clock = clock
+        self.vocab_size = vocab_size
         self.lock = pool.lock
         self.tree = Tree(pool.block_tokens)
         self.agents: dict[tuple[str, str], Agent] = {}
@@ -229,13 +233,21 @@ class AgentStore:
         if agent.generation == 0 or self.disk is None:
             return History()
         try:
-            return History.of(self.disk.load(agent.tenant, agent.name))
+            manifest = self.disk.load(agent.tenant, agent.name)
         except (OSError, StoreError) as error:
             self.counters["corrupt"] += 1
             _log.error("agent %s: its manifest can't be read: %s", agent.name, error)
             why = (error.strerror if isinstance(error, OSError) else None) or str(error)
             agent.unreadable = "" if isinstance(error, FileNotFoundError) else why
             return History(lost=f"manifest: {why}")
+        try:
+            check_tokens(manifest.tokens, self.vocab_size)
+        except StoreError as error:  # imported where the model was not known
+            self.counters["corrupt"] += 1
+            _log.error("agent %s: its tokens can't be used: %s", agent.name, error)
+            agent.unreadable = str(error)
+            return History(messages=manifest.messages, lost=f"manifest: {error}")
+        return History.of(manifest)
 
     def count_lookup(self, receipt: Receipt) -> None:
         self.counters[f"lookups_{receipt.tier}"] += 1

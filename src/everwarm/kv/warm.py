@@ -76,7 +76,7 @@ class WarmTier:
         """Write one block, which is held for this. What goes wrong is told when the turn is committed."""
         try:
             if not node.safe:
-                self.put(node, self._store.pool.data(block))
+                self.put(node, self._store.pool.read(block))
         except (OSError, StoreError) as error:
             self._store.counters["save_errors"] += 1
             _log.debug("block %s was not saved: %s", node.key.hex(), error)
@@ -105,6 +105,8 @@ class WarmTier:
             manifest = replace(
                 manifest, blocks=tuple(node.key for node in blocks), kv_tokens=blocks[-1].end if blocks else 0
             )
+            # A manifest of this name that should have been deleted is replaced: it counts as this agent's from now on.
+            agent.manifest_bytes += self.doomed_manifests.pop((agent.tenant, agent.name), 0)
             if agent.unreadable:
                 self._set_aside(agent)
             try:
@@ -120,7 +122,6 @@ class WarmTier:
         with store.lock:
             self.bytes += size - agent.manifest_bytes
             agent.manifest_bytes = size
-            self.doomed_manifests.pop((agent.tenant, agent.name), None)
             if agent.generation == manifest.generation:
                 agent.unsaved = None
                 store.unsaved.discard(agent)
@@ -139,8 +140,8 @@ class WarmTier:
         assert disk is not None
         self.delete_doomed()
         before = None
-        with suppress(StoreError):  # then there is nothing to put back
-            before = store.manifest(agent)
+        with suppress(OSError, StoreError):  # then there is nothing to put back
+            before = disk.load(agent.tenant, agent.name)
         try:
             disk.remove(agent.tenant, agent.name)
         except OSError as error:
@@ -286,7 +287,7 @@ class WarmTier:
             with self._store.lock:
                 block = None if node.block is None else self._store.pool.hold(node.block)
             try:
-                data = self._store.pool.data(block) if block is not None else self._read_back(node)
+                data = self._store.pool.read(block) if block is not None else self._read_back(node)
                 if data is None:  # given up when memory was short: the history stays, its KV ends here
                     return number, written
                 written += self.put(node, data)

@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from everwarm.kernels.backend import Rotary
-from everwarm.model.config import RopeConfig
+from everwarm.model.spec import RopeSpec
 
 _YARN_FAST, _YARN_SLOW = 32.0, 1.0  # turns over the original context beyond / below which a pair is kept / stretched
 
 
-def make_rope(config: RopeConfig, factors: npt.NDArray[np.float32] | None) -> Rotary:
+def make_rope(config: RopeSpec, factors: npt.NDArray[np.float32] | None) -> Rotary:
     """`factors` is the file's `rope_freqs.weight` (Llama 3.1 and later): frequencies are divided by it."""
     exponents = np.arange(0, config.dims, 2, dtype=np.float64) / config.dims
     frequencies = config.base**-exponents
@@ -30,7 +30,7 @@ def make_rope(config: RopeConfig, factors: npt.NDArray[np.float32] | None) -> Ro
     return Rotary(config.pairing, frequencies.astype(np.float32), magnitude)
 
 
-def _yarn_keep(config: RopeConfig) -> npt.NDArray[np.float64]:
+def _yarn_keep(config: RopeSpec) -> npt.NDArray[np.float64]:
     """1 for pairs that turn often within the original context (kept), 0 for those that hardly turn (stretched)."""
 
     def pair_with(turns: float) -> float:

@@ -7,7 +7,7 @@ leave it out would compute something else than the file describes.
 from collections.abc import Mapping
 
 from everwarm.errors import ModelError
-from everwarm.model.config import ModelConfig
+from everwarm.model.spec import LayerSpec, ModelConfig
 from everwarm.weights.dequant import SUPPORTED
 from everwarm.weights.gguf import TensorInfo
 
@@ -18,11 +18,11 @@ ROPE_FACTORS = "rope_freqs.weight"
 
 _IGNORED = ("rotary_emb.inv_freq", "attn_rot_embd.weight")  # tables of old converters; they follow from the metadata
 
+Shapes = dict[str, tuple[int, ...]]
+
 
 def check_tensors(config: ModelConfig, tensors: Mapping[str, TensorInfo]) -> None:
     """Raise ModelError unless `tensors` are those of this model."""
-    if config.layers > len(tensors):  # before a list is made that is as long as the metadata say
-        raise ModelError(f"block_count is {config.layers:,}, but the file has only {len(tensors):,} tensors")
     required, optional = expected_shapes(config)
     for name, shape in (required | optional).items():
         info = tensors.get(name)
@@ -41,37 +41,47 @@ def check_tensors(config: ModelConfig, tensors: Mapping[str, TensorInfo]) -> Non
     ]
     if unknown:
         raise ModelError(
-            f"{len(unknown)} tensor(s) that a {config.architecture} model of {config.layers} layers does not have, "
-            f"such as {unknown[0]}: a variant that is not supported"
+            f"{len(unknown)} tensor(s) that a {config.architecture} model of {len(config.layers)} layers does not "
+            f"have, such as {unknown[0]}: a variant that is not supported"
         )
 
 
-def expected_shapes(config: ModelConfig) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
+def expected_shapes(config: ModelConfig) -> tuple[Shapes, Shapes]:
     """(required, optional) tensors by name, shapes outermost first."""
-    width, ffn = config.width, config.ffn_width
-    queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    required: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocab_size, width), OUTPUT_NORM: (width,)}
-    optional: dict[str, tuple[int, ...]] = {OUTPUT: (config.vocab_size, width), ROPE_FACTORS: (config.rope.dims // 2,)}
-    for layer in range(config.layers):
-        block = f"blk.{layer}."
-        required |= {
-            block + "attn_norm.weight": (width,),
-            block + "attn_q.weight": (queries, width),
-            block + "attn_k.weight": (keys, width),
-            block + "attn_v.weight": (keys, width),
-            block + "attn_output.weight": (width, queries),
-            block + "ffn_norm.weight": (width,),
-            block + "ffn_gate.weight": (ffn, width),
-            block + "ffn_up.weight": (ffn, width),
-            block + "ffn_down.weight": (width, ffn),
-        }
-        (required if config.qkv_bias else optional).update(
-            {block + "attn_q.bias": (queries,), block + "attn_k.bias": (keys,), block + "attn_v.bias": (keys,)}
-        )
-        optional |= {
-            block + "attn_output.bias": (width,),
-            block + "ffn_gate.bias": (ffn,),
-            block + "ffn_up.bias": (ffn,),
-            block + "ffn_down.bias": (width,),
-        }
+    required: Shapes = {EMBEDDING: (config.vocab_size, config.width), OUTPUT_NORM: (config.width,)}
+    optional: Shapes = {
+        OUTPUT: (config.vocab_size, config.width),
+        ROPE_FACTORS: (config.layers[0].attention.rope.dims // 2,),
+    }
+    for number, layer in enumerate(config.layers):
+        needed, possible = _layer_shapes(layer, config.width)
+        required |= {f"blk.{number}.{name}": shape for name, shape in needed.items()}
+        optional |= {f"blk.{number}.{name}": shape for name, shape in possible.items()}
+    return required, optional
+
+
+def _layer_shapes(layer: LayerSpec, width: int) -> tuple[Shapes, Shapes]:
+    attention, ffn = layer.attention, layer.feed_forward.width
+    queries, keys = attention.query_width, attention.kv_width
+    required: Shapes = {
+        "attn_norm.weight": (width,),
+        "attn_q.weight": (queries, width),
+        "attn_k.weight": (keys, width),
+        "attn_v.weight": (keys, width),
+        "attn_output.weight": (width, queries),
+        "ffn_norm.weight": (width,),
+        "ffn_gate.weight": (ffn, width),
+        "ffn_up.weight": (ffn, width),
+        "ffn_down.weight": (width, ffn),
+    }
+    optional: Shapes = {
+        "attn_output.bias": (width,),
+        "ffn_gate.bias": (ffn,),
+        "ffn_up.bias": (ffn,),
+        "ffn_down.bias": (width,),
+    }
+    biases: Shapes = {"attn_q.bias": (queries,), "attn_k.bias": (keys,), "attn_v.bias": (keys,)}
+    (required if attention.bias_required else optional).update(biases)
+    if attention.qk_norm:
+        required |= {"attn_q_norm.weight": (attention.head_dim,), "attn_k_norm.weight": (attention.head_dim,)}
     return required, optional

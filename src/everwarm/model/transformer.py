@@ -1,18 +1,19 @@
 """The transformer, top to bottom.
 
 In: a flat batch of tokens, spans of one or more sequences. Out: logits of the rows that were asked for; each span's KV
-has grown by its rows. What differs between architectures is data in `ModelConfig`.
+has grown by its rows. What differs between architectures is data: a spec per layer.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from everwarm.kernels.backend import F32, KV, Affine, Array, Backend, KVShape, Span, Step, Weight
+from everwarm.errors import ModelError
+from everwarm.kernels.backend import F32, KV, Affine, Array, Backend, Span, Step, Weight
 from everwarm.model import tensors
-from everwarm.model.config import ModelConfig
 from everwarm.model.numerics import numerics_id
 from everwarm.model.rope import make_rope
+from everwarm.model.spec import AttentionSpec, FeedForwardSpec, ModelConfig
 from everwarm.weights.cache import WeightCache
 
 __all__ = ["KV", "Span", "Transformer"]
@@ -28,6 +29,22 @@ class _Program:
     tensors: list[Weight] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class _LayerWeights:
+    """The tensors of one layer, by their names in it."""
+
+    prefix: str
+    get: Callable[[str], Weight]
+    known: WeightCache
+
+    def vector(self, name: str) -> Weight:
+        return self.get(f"{self.prefix}{name}.weight")
+
+    def matrix(self, name: str) -> Affine:
+        bias = f"{self.prefix}{name}.bias"
+        return self.get(f"{self.prefix}{name}.weight"), self.get(bias) if bias in self.known else None
+
+
 class Transformer:
     """A model that can compute. Holds no weights of its own: each use asks the cache."""
 
@@ -36,25 +53,28 @@ class Transformer:
         self.weights = weights
         self.backend = backend
         factors = weights.get(tensors.ROPE_FACTORS) if tensors.ROPE_FACTORS in weights else None
-        self._rotary = make_rope(config.rope, factors)
-        self.numerics_id = numerics_id(config, self._rotary, backend)
+        ropes = list(dict.fromkeys(layer.attention.rope for layer in config.layers))
+        self._rope_of = [ropes.index(layer.attention.rope) for layer in config.layers]
+        self._rotaries = [make_rope(rope, factors) for rope in ropes]
+        self.numerics_id = numerics_id(config, self._rotaries, backend)
+        self.kv_shape = config.kv_shape
         self._program: _Program | None = None
         self._forgotten = 0  # how often: what is being recorded meanwhile is forgotten, too
-        weights.letting_go = self._forget
+        weights.before_release(self._forget)
         self._output = tensors.OUTPUT if tensors.OUTPUT in weights else tensors.EMBEDDING
-
-    @property
-    def kv_shape(self) -> KVShape:
-        return KVShape(self.config.layers, self.config.kv_heads, self.config.head_dim)
 
     def forward(self, spans: Sequence[Span]) -> F32:
         """Logits (rows asked for, vocab), in the order of the spans."""
         weight = self.weights.get
-        with self.weights.computing(), self.backend.step(spans, self._rotary) as step:
+        self.weights.as_built()
+        with self.weights.computing(), self.backend.step(spans, self._rotaries) as step:
             table = self.weights.table(tensors.EMBEDDING)
             x = step.embed(table) if table is not None else step.start(self._looked_up(spans))  # (rows, width)
             x = self._layers(step, x)
-            return step.logits(x, weight(tensors.OUTPUT_NORM), self.config.norm_epsilon, weight(self._output))
+            logits = step.logits(x, weight(tensors.OUTPUT_NORM), self.config.norm_epsilon, weight(self._output))
+            if not self.weights.as_built():  # raised inside the step, so that no KV counts that it has computed
+                raise ModelError("weights were altered on disk while they were in use; they are built again: try again")
+            return logits
 
     def _layers(self, step: Step, x: Array) -> Array:
         """Through all layers. While their weights stay where they are, the operations are recorded once and replayed:
@@ -76,24 +96,31 @@ class Transformer:
         return x
 
     def _compute_layers(self, step: Step, x: Array, weight: Callable[[str], Weight]) -> Array:
-        config = self.config
+        epsilon = self.config.norm_epsilon
+        for number, layer in enumerate(self.config.layers):
+            self.weights.enter(number)
+            tensors = _LayerWeights(f"blk.{number}.", weight, self.weights)
 
-        def matrix(name: str) -> Affine:
-            return weight(name + ".weight"), weight(name + ".bias") if name + ".bias" in self.weights else None
+            h = step.norm(x, tensors.vector("attn_norm"), epsilon)
+            mixed = self._attention(step, number, layer.attention, h, tensors)
+            x = step.add_linear(x, mixed, tensors.matrix("attn_output"))
 
-        for layer in range(config.layers):
-            self.weights.enter(layer)
-            block = f"blk.{layer}."
-            h = step.norm(x, weight(block + "attn_norm.weight"), config.norm_epsilon)
-            q, k, v = step.linear(h, [matrix(block + name) for name in ("attn_q", "attn_k", "attn_v")])
-            q, k = step.rotate(q, config.heads), step.rotate(k, config.kv_heads)
-            mixed = step.attention(layer, q, k, v, config.attention_scale, config.window)
-            x = step.add_linear(x, mixed, matrix(block + "attn_output"))
-
-            h = step.norm(x, weight(block + "ffn_norm.weight"), config.norm_epsilon)
-            h = step.gated(h, matrix(block + "ffn_gate"), matrix(block + "ffn_up"))
-            x = step.add_linear(x, h, matrix(block + "ffn_down"))
+            h = step.norm(x, tensors.vector("ffn_norm"), epsilon)
+            h = self._feed_forward(step, layer.feed_forward, h, tensors)
+            x = step.add_linear(x, h, tensors.matrix("ffn_down"))
         return x
+
+    def _attention(self, step: Step, number: int, spec: AttentionSpec, h: Array, tensors: "_LayerWeights") -> Array:
+        q, k, v = step.linear(h, [tensors.matrix(name) for name in ("attn_q", "attn_k", "attn_v")])
+        if spec.qk_norm:
+            q = step.norm_heads(q, tensors.vector("attn_q_norm"), self.config.norm_epsilon, spec.heads)
+            k = step.norm_heads(k, tensors.vector("attn_k_norm"), self.config.norm_epsilon, spec.kv_heads)
+        rope = self._rope_of[number]
+        q, k = step.rotate(q, spec.heads, rope), step.rotate(k, spec.kv_heads, rope)
+        return step.attention(number, q, k, v, spec.scale, spec.window, spec.softcap)
+
+    def _feed_forward(self, step: Step, spec: FeedForwardSpec, h: Array, tensors: "_LayerWeights") -> Array:
+        return step.gated(h, tensors.matrix("ffn_gate"), tensors.matrix("ffn_up"), spec.activation)
 
     def _get_for(self, program: "_Program", name: str) -> Weight:
         tensor = self.weights.get(name)

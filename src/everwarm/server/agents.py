@@ -5,16 +5,16 @@ path.
 """
 
 import asyncio
-import os
+import contextlib
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, BinaryIO, TypeVar
 from urllib.parse import quote
 
 from fastapi import APIRouter, Query, Request
-from fastapi.responses import Response, StreamingResponse
+from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from everwarm.errors import CancelledError, StoreError
@@ -23,12 +23,13 @@ from everwarm.kv.store import AgentStore
 from everwarm.kv.tiers import whereabouts
 from everwarm.server.content import Json
 from everwarm.server.errors import ApiError, as_api_error
+from everwarm.server.redact import without_paths
 from everwarm.server.serving import Serving, stopping
+from everwarm.server.transfers import FileResponse, Transfers
 
 T = TypeVar("T")
 
 MOST_LISTED = 10_000
-_CHUNK = 1 << 20
 
 
 class Fork(BaseModel):
@@ -64,11 +65,12 @@ def router(serving: Serving) -> APIRouter:
     async def import_(
         request: Request,
         name: Annotated[str | None, Query(max_length=256, description="Another name than it had.")] = None,
-        trust: Annotated[bool, Query(description="Share its blocks with the tenant's other agents.")] = False,
     ) -> Json:
-        """Take in an agent that was exported; the file is the body. Its blocks are its own, unless it is trusted."""
+        """Take in an agent that was exported; the file is the body. No other agent uses its blocks."""
         tenant = serving.tenant(request)
-        return await agents.import_(request, name, tenant, trust)
+        if "trust" in request.query_params:  # whoever is believed can change the answers of all other agents
+            raise ApiError(400, "trust: not possible over HTTP; import the file with `everwarm agents import --trust`")
+        return await agents.import_(request, name, tenant)
 
     @api.post("/{name:path}/fork", status_code=201)
     async def fork(name: str, asked: Fork, request: Request) -> Json:
@@ -123,6 +125,7 @@ class _Agents:
         self._serving = serving
         # Of their own: what waits here for memory or a disk must not keep requests from starting.
         self._threads = ThreadPoolExecutor(16, "everwarm-agents")
+        self._transfers = Transfers()
 
     async def on_thread(self, act: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, act)
@@ -181,39 +184,30 @@ class _Agents:
             "restored_blocks": done.restored_blocks,
             "restored_bytes": done.restored_bytes,
             "restore_s": done.restore_s,
-            "reason": done.reason,
+            "reason": without_paths(done.reason),
         }
 
     async def export(self, name: str, tenant: str) -> Response:
-        def write() -> tuple[int, int]:
-            """The descriptor of a file that has no name any more: it goes with whoever reads it."""
+        def write() -> BinaryIO:
+            """A file that has no name any more: it goes with whoever reads it."""
             self._find(name, tenant)
             with tempfile.TemporaryDirectory(prefix="everwarm-") as folder:
                 path = Path(folder) / "agent"
                 _clear(lambda: self._store.export(name, path, tenant), path)
-                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            return descriptor, os.fstat(descriptor).st_size
+                return path.open("rb")
 
-        descriptor, size = await self.on_thread(write)
-        headers = {
-            "Content-Length": str(size),
-            "Content-Disposition": f"attachment; filename*=UTF-8''{quote(name, safe='')}.everwarm",
-        }
-        return StreamingResponse(_sent(descriptor), media_type="application/octet-stream", headers=headers)
+        with contextlib.ExitStack() as held:
+            held.enter_context(self._transfers.sending())
+            file = await self.on_thread(write)
+            headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{quote(name, safe='')}.everwarm"}
+            return FileResponse(file, headers, held.pop_all())
 
-    async def import_(self, request: Request, name: str | None, tenant: str, trust: bool) -> Json:
+    async def import_(self, request: Request, name: str | None, tenant: str) -> Json:
         store = await self.on_thread(lambda: self._store)
         if name is not None:
             check_name(name, "agent")
-        with tempfile.TemporaryDirectory(prefix="everwarm-") as folder:
-            path, size = Path(folder) / "upload", 0
-            with path.open("wb") as file:
-                async for chunk in request.stream():
-                    size += len(chunk)
-                    if size > store.warm.quota:
-                        raise ApiError(413, f"more than the quota of {store.warm.quota:,} bytes: nothing was imported")
-                    await asyncio.to_thread(file.write, chunk)
-            moved = await self.on_thread(lambda: _clear(lambda: store.import_(path, name, tenant, trust=trust), path))
+        async with self._transfers.received(request, store.warm.quota) as path:
+            moved = await self.on_thread(lambda: _clear(lambda: store.import_(path, name, tenant), path))
         return await self.described(moved.agent, tenant)
 
     def _find(self, name: str, tenant: str) -> Agent:
@@ -245,15 +239,9 @@ class _Agents:
 
 
 def _clear(act: Callable[[], T], path: Path | None = None) -> T:
-    """What the store refuses, told without the names of our own files."""
+    """What the store refuses, told without the names of our own files; `path` is the client's file."""
     try:
         return act()
     except StoreError as error:
         text = str(error).replace(f"{path}: ", "").replace(str(path), "the file") if path else str(error)
-        raise ApiError(as_api_error(error).status, text) from None
-
-
-async def _sent(descriptor: int) -> AsyncIterator[bytes]:
-    with os.fdopen(descriptor, "rb") as file:
-        while chunk := await asyncio.to_thread(file.read, _CHUNK):
-            yield chunk
+        raise ApiError(as_api_error(error).status, without_paths(text)) from None

@@ -4,7 +4,6 @@ Every prompt is cached by itself, so `cache_control` changes nothing. Fields tha
 listed in `IGNORED`; any other unknown field, and content that a model of text can't read, is refused.
 """
 
-import asyncio
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
@@ -97,8 +96,9 @@ def router(serving: Serving) -> APIRouter:
         agent = agent_of(request) or asked.everwarm.agent
         group = (asked.metadata.user_id or "") if asked.metadata and not agent else ""
         options: dict[str, Any] = asked.options() | {"agent": agent, "tenant": tenant, "group": group}
-        generation = await asyncio.to_thread(
-            lambda: serving.llm.start(**asked.chat(serving), **options, context=serving.context)
+        serving.check_messages(len(asked.messages))
+        generation = await serving.texts.work(
+            request, lambda: serving.llm.start(**asked.chat(serving), **options, context=serving.context)
         )
         answers = Answers(serving, request.url.path, [generation], agent or "", tenant)
         wire = MessageWire(serving, asked.max_tokens, kept=asked.everwarm.cache)
@@ -112,6 +112,6 @@ def router(serving: Serving) -> APIRouter:
             segments, add_bos = serving.llm.segments(**asked.chat(serving))
             return len(serving.llm.tokenizer.encode(segments, add_bos=add_bos))
 
-        return {"input_tokens": await asyncio.to_thread(count)}
+        return {"input_tokens": await serving.texts.work(request, count)}
 
     return api

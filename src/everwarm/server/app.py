@@ -1,32 +1,30 @@
 """The application: all routes of one model, and what is true for every request."""
 
-from collections.abc import Mapping, Sequence
-
 from fastapi import FastAPI
 from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
 
 from everwarm.llm import LLM
 from everwarm.server import agents, anthropic, errors, log, openai, ops, schema, tokens
+from everwarm.server.keys import Keys
 from everwarm.server.limits import Guard
 from everwarm.server.metrics import Metrics
+from everwarm.server.origin import Origins, parse_origins
+from everwarm.server.origin_guard import origin_middleware
 from everwarm.server.serving import Limits, Serving
-
-EXPOSED = ["X-Request-Id", "Retry-After"] + [
-    f"X-Everwarm-{name}" for name in ("Agent", "Tier", "Cached-Tokens", "Prompt-Tokens", "Reason")
-]
 
 
 def create_app(
     llm: LLM,
     name: str,
     limits: Limits | None = None,
-    keys: Mapping[str, str] | None = None,
-    cors: Sequence[str] = (),
+    keys: Keys | None = None,
+    origins: Origins | None = None,
 ) -> FastAPI:
-    """The application that serves one model under `name`. `keys` maps API keys to tenants; `cors` are origins whose
-    pages may ask from a browser.
+    """The application that serves one model under `name`. `origins` says which web pages may ask; by default none but
+    its own.
     """
+    keys = keys or Keys({})
+    origins = origins or parse_origins((), (), has_keys=not keys.is_open)
     serving = Serving(llm, name, limits, keys, on_done=log.attach)
     metrics = Metrics(serving)
     app = FastAPI(
@@ -36,8 +34,8 @@ def create_app(
         redoc_url=None,
         swagger_ui_oauth2_redirect_url=None,
         middleware=[  # from the outside in
-            *([_cors(cors)] if cors else []),
             Middleware(log.RequestLog, serving=serving, observe=metrics.observe),
+            *origin_middleware(origins),
             Middleware(Guard, serving=serving),
         ],
     )
@@ -48,9 +46,3 @@ def create_app(
         app.include_router(routes.router(serving))
     schema.install(app)
     return app
-
-
-def _cors(origins: Sequence[str]) -> Middleware:
-    return Middleware(
-        CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=EXPOSED
-    )

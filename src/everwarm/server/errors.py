@@ -13,11 +13,18 @@ from everwarm.errors import (
     CapacityError,
     ContextError,
     EverwarmError,
+    GGUFError,
+    ModelError,
+    PackError,
     StoreError,
     UnknownAgentError,
 )
+from everwarm.server.redact import without_paths
 
 _log = logging.getLogger(__name__)
+
+_OUR_FILES = (GGUFError, PackError, ModelError)
+"""Something is wrong with the model's files: no request is to blame."""
 
 
 class ApiError(EverwarmError):
@@ -52,12 +59,15 @@ def as_api_error(error: BaseException) -> ApiError:
         return ApiError(503, str(error), "overloaded_error", retry_after=1)
     if isinstance(error, CancelledError):
         return ApiError(408, str(error), "timeout_error")
+    if isinstance(error, UnknownAgentError):
+        return ApiError(404, str(error))
+    if isinstance(error, AgentExistsError):
+        return ApiError(409, str(error))
     if isinstance(error, StoreError):
-        statuses = {UnknownAgentError: 404, AgentExistsError: 409}
-        return ApiError(statuses.get(type(error), 400), str(error))
+        return ApiError(400, without_paths(str(error)))
     if isinstance(error, ContextError):
         return ApiError(400, str(error), code="context_length_exceeded")
-    if isinstance(error, EverwarmError):
+    if isinstance(error, EverwarmError) and not isinstance(error, _OUR_FILES):
         return ApiError(400, str(error))
     _log.error("a request failed", exc_info=error)
     return ApiError(500, "something went wrong in the server; its log says what", "server_error")
@@ -66,7 +76,13 @@ def as_api_error(error: BaseException) -> ApiError:
 def body(error: ApiError, path: str) -> dict[str, object]:
     """The body of a response."""
     if path.startswith("/v1/messages"):
-        kinds = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error"}
+        kinds = {
+            401: "authentication_error",
+            403: "permission_error",
+            404: "not_found_error",
+            413: "request_too_large",
+            429: "rate_limit_error",
+        }
         kind = kinds.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
         if error.status in (503, 529):
             kind = "overloaded_error"

@@ -13,16 +13,23 @@ from collections.abc import Callable, Iterator
 
 from fastapi import Request
 from pydantic_core import from_json
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from everwarm.server.errors import ApiError, response
+from everwarm.server.keys import CALLER, Caller
+from everwarm.server.refusal import refuse
 from everwarm.server.serving import Serving
+from everwarm.server.texts import BODY_BYTES, LONG_BYTES
 
 OPEN = frozenset({"/health"})
-"""Paths that answer without a key."""
+"""Paths that answer to everyone: without a key, under any name, for any page."""
 
 STREAMED = re.compile(r"/v1/agents/import/?")
 """Paths that read their own, larger bodies as they come."""
+
+OPERATED = frozenset({"/metrics"})
+"""Paths that an operator's key opens."""
 
 QUEUED = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages"})
 """Paths that generate: so many at once as the queue holds."""
@@ -31,15 +38,13 @@ MOST_HELD = 256 << 20
 """Bytes of bodies that are being read or answered, of all requests together."""
 
 MOST_VALUES = 500_000
-"""Commas and brackets in a body: each may become an object in memory, many times its size on the wire."""
+VALUES, VALUES_PER_TOKEN = 50_000, 8
+"""Commas and brackets in a body: each may become an object, many times its size on the wire, and takes time on the
+event loop. No more than MOST_VALUES; fewer if the context is short: a message has three, a token id one.
+"""
 
 BODY_S = 60.0
 """How long a client may take to send its body."""
-
-
-LINGER_S = 5.0
-MOST_LINGER = 256 << 20
-"""How long, and how much, is still read of a body that was refused."""
 
 
 class Guard:
@@ -49,6 +54,7 @@ class Guard:
         self._app = app
         self._serving = serving
         self._held = 0  # bytes
+        self._long = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -59,26 +65,31 @@ class Guard:
         try:
             hold = held.enter_context(self._holding())
             if path not in OPEN:
-                self._serving.tenant(Request(scope))
+                scope[CALLER] = self._caller(scope)
             if path in QUEUED:
                 self._serving.check_queue()  # before the body is read
             if not STREAMED.fullmatch(path):
                 body = await self._read(Request(scope), receive, hold)
+                scope[BODY_BYTES] = len(body)
                 if body:
                     _check_kind(scope)
-                    _check(body)
+                    await self._check(body)
                 receive = _again(body, receive)
             if path in QUEUED:
                 held.enter_context(self._serving.admitted())
         except ApiError as error:
             held.close()
             if body is None:
-                await _refuse(error, scope, receive, send)
+                await refuse(error, scope, receive, send)
             else:
                 await response(error, path)(scope, receive, send)
             return
         with held:
             await self._app(scope, receive, send)
+
+    def _caller(self, scope: Scope) -> Caller:
+        keys, headers = self._serving.keys, Headers(scope=scope)
+        return keys.caller(headers) if scope["path"] in OPERATED else Caller(keys.tenant(headers))
 
     @contextlib.contextmanager
     def _holding(self) -> Iterator[Callable[[int], None]]:
@@ -99,6 +110,15 @@ class Guard:
             yield hold
         finally:
             self._held -= mine
+
+    async def _check(self, body: bytes) -> None:
+        """Long ones one after the other, so that others have their turn between two of them."""
+        if len(body) < LONG_BYTES:
+            _check_json(body, MOST_VALUES)
+            return
+        async with self._long:
+            _check_json(body, min(MOST_VALUES, VALUES + VALUES_PER_TOKEN * self._serving.context))
+            await asyncio.sleep(0)
 
     async def _read(self, request: Request, receive: Receive, hold: Callable[[int], None]) -> bytes:
         most = self._serving.limits.most_body_bytes
@@ -123,25 +143,6 @@ class Guard:
             raise ApiError(408, f"the body did not come within {BODY_S:g} s", "timeout_error") from None
 
 
-async def _refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer at once. Most clients read no answer before they have sent all of the body, and lose it if the connection
-    is reset meanwhile: what still comes is thrown away, for a while.
-    """
-    refusal = response(error, scope["path"])
-    refusal.headers["Connection"] = "close"
-    await send({"type": "http.response.start", "status": refusal.status_code, "headers": refusal.raw_headers})
-    await send({"type": "http.response.body", "body": refusal.body, "more_body": True})
-    left = MOST_LINGER
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(LINGER_S):
-            while left > 0:
-                message = await receive()
-                if message["type"] == "http.disconnect" or not message.get("more_body", False):
-                    break
-                left -= len(message["body"])
-    await send({"type": "http.response.body", "body": b""})
-
-
 def _check_kind(scope: Scope) -> None:
     """JSON must be called JSON: other kinds a page of any origin may send from a browser without being asked."""
     kind = Request(scope).headers.get("content-type", "").partition(";")[0].strip().lower()  # the first, as routes do
@@ -151,10 +152,10 @@ def _check_kind(scope: Scope) -> None:
         )
 
 
-def _check(body: bytes) -> None:
+def _check_json(body: bytes, most: int) -> None:
     values = body.count(b",") + body.count(b"[") + body.count(b"{")
-    if values > MOST_VALUES:
-        raise ApiError(413, f"the body has {values:,} commas and brackets, the limit is {MOST_VALUES:,}")
+    if values > most:
+        raise ApiError(413, f"the body has {values:,} commas and brackets, the limit is {most:,}")
     try:
         from_json(body, allow_inf_nan=False, cache_strings="none")
     except ValueError as error:

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from everwarm import config
@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from everwarm.llm import LLM
+    from everwarm.server.keys import Keys
+    from everwarm.server.origin import Origins
     from everwarm.server.serving import Limits
 
 _log = logging.getLogger(__name__)
@@ -38,8 +40,8 @@ def load_model(
     progress: Progress,
     settings: Mapping[str, Any],
     limits: "Limits",
-    keys: Mapping[str, str],
-    cors: Sequence[str],
+    keys: "Keys",
+    origins: "Origins",
     pull: bool,
 ) -> ServedModel:
     """Everything that has to be done before the first request; with `pull`, the model is fetched if it is missing."""
@@ -57,7 +59,7 @@ def load_model(
         progress.say("looking through the agents")
         _ = llm.agents
         llm.warm_up()
-        return ServedModel(llm, create_app(llm, model if pull else llm.path.stem, limits, keys, cors))
+        return ServedModel(llm, create_app(llm, model if pull else llm.path.stem, limits, keys, origins))
     except BaseException:
         llm.close()
         raise

@@ -18,6 +18,7 @@ from typing import Any
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from everwarm.server.keys import CALLER
 from everwarm.server.serving import Done, Serving
 
 _log = logging.getLogger("everwarm.request")
@@ -37,6 +38,7 @@ class Line:
     path: str
     route: str = "unmatched"  # as the schema writes it
     status: int = 0
+    tenant: str | None = None  # None: not known, or an operator
     total_s: float = 0.0
     done: Done | None = None
     weight_hit_rate: float | None = None  # of what all requests used while this one ran
@@ -114,6 +116,7 @@ class RequestLog:
 
     def _finish(self, line: Line, scope: Scope, total_s: float, before: Any) -> None:
         line.total_s = total_s
+        line.tenant = None if (caller := scope.get(CALLER)) is None else caller.tenant
         line.route = getattr(scope.get("route"), "path", line.route)
         if line.done is not None:
             used = self._serving.llm.weights.totals() - before

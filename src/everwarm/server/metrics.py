@@ -1,18 +1,12 @@
 """Metrics for Prometheus: what each request took, told as it ends, and what the caches hold, asked when scraped.
 
-Everything has the prefix everwarm_ and base units. No label holds a name that a client has chosen.
+Everything has the prefix everwarm_ and base units. No label holds a name that a client has chosen. A tenant sees the
+figures of its own requests and agents; what all tenants do together is for operators.
 """
 
 from collections.abc import Iterator, Mapping
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Histogram,
-    ProcessCollector,
-    disable_created_metrics,
-    generate_latest,
-)
+from prometheus_client import CollectorRegistry, ProcessCollector, disable_created_metrics, generate_latest
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -22,38 +16,13 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
+from everwarm.server.keys import Caller
 from everwarm.server.log import Line
+from everwarm.server.request_metrics import RequestMetrics
 from everwarm.server.serving import Serving
 
-_FIRST = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60)
-_BETWEEN = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.5, 1, 5)
 _SIZES = (1, 2, 4, 8, 16, 32, 64)
 _STEPS = (0, 1, 2, 4)
-
-_REASONS = (
-    ("exact", "exact"),
-    ("extended", "extended"),
-    ("diverged at", "diverged"),
-    ("prefix of another history", "shared"),
-    ("no such agent", "new"),
-    ("no prefix of it is known", "new"),
-    ("other ", "incompatible"),
-    ("its manifest", "incompatible"),
-    ("evicted by quota", "evicted"),
-    ("dropped from memory", "evicted"),
-    ("the store is switched off", "evicted"),
-    ("computing is faster", "recomputed"),
-    ("KV budget", "recomputed"),
-    ("nothing was looked up", "off"),
-)
-
-
-def reason_class(reason: str) -> str:
-    """The reason of a receipt as one of few words: those are labels, its details are not."""
-    for beginning, name in _REASONS:
-        if reason.startswith(beginning):
-            return name
-    return "lost" if reason else "none"  # a damaged file, a disk that can't be read
 
 
 class Metrics(Collector):
@@ -64,50 +33,21 @@ class Metrics(Collector):
         self._registry = registry = CollectorRegistry()
         disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each: when it began
         ProcessCollector(namespace="everwarm", registry=registry)
-        self._requests = Counter(
-            "everwarm_requests", "Requests by route and status.", ("route", "status"), registry=registry
-        )
-        self._first = Histogram(
-            "everwarm_time_to_first_token_seconds", "From the request to its first token, by tier of its prefix.",
-            ("tier",), buckets=_FIRST, registry=registry,
-        )  # fmt: skip
-        self._between = Histogram(
-            "everwarm_inter_token_seconds", "From one token of an answer to the next.",
-            buckets=_BETWEEN, registry=registry,
-        )  # fmt: skip
-        self._tokens = Counter(
-            "everwarm_tokens", "Tokens of prompts, of these not computed again (cached), and of answers.", ("kind",),
-            registry=registry,
-        )  # fmt: skip
-        self._lookups = Counter(
-            "everwarm_lookups", "Prefixes looked up, by tier and class of reason.", ("tier", "reason"),
-            registry=registry,
-        )  # fmt: skip
-        self._gone = Counter("everwarm_cancelled_requests", "Requests whose client went away.", registry=registry)
-        for kind in ("prompt", "cached", "completion"):
-            self._tokens.labels(kind)
+        self._requests = RequestMetrics(registry)
         registry.register(self)
+        self._tenants = {tenant: _Tenant(serving, tenant) for tenant in serving.keys.tenants}
 
     def observe(self, line: Line) -> None:
         """A request is over."""
-        self._requests.labels(line.route, str(line.status)).inc()
-        if line.status == 499:
-            self._gone.inc()
-        if (done := line.done) is None:
-            return
-        if done.ttft_s is not None:
-            self._first.labels(done.tier or "none").observe(done.ttft_s)
-        for seconds in done.inter_token_s:
-            self._between.observe(seconds)
-        self._tokens.labels("prompt").inc(done.prompt_tokens)
-        self._tokens.labels("cached").inc(done.cached_tokens)
-        self._tokens.labels("completion").inc(done.completion_tokens)
-        if done.tier:
-            self._lookups.labels(done.tier, reason_class(done.reason)).inc()
+        self._requests.observe(line)
+        if line.tenant in self._tenants:
+            self._tenants[line.tenant].requests.observe(line)
 
-    def text(self) -> bytes:
-        """All of it, as Prometheus reads it."""
-        return generate_latest(self._registry)
+    def text(self, caller: Caller) -> bytes:
+        """What the caller may see, as Prometheus reads it: everything, or a tenant's own figures."""
+        if caller.is_operator or caller.tenant is None:
+            return generate_latest(self._registry)
+        return generate_latest(self._tenants[caller.tenant].registry)
 
     def describe(self) -> list[Metric]:
         return []  # known only when asked; prometheus_client would ask before there is anything
@@ -183,6 +123,25 @@ class Metrics(Collector):
         yield _counter("saved_bytes", "Bytes written.", saved)
         yield _counter("save_seconds", "Spent writing, beside the computation.", seconds.get("save", 0.0))
         yield _counter("restore_seconds", "Spent reading back.", seconds.get("restore", 0.0))
+
+
+class _Tenant(Collector):
+    """What one tenant may know: of its own requests and agents."""
+
+    def __init__(self, serving: Serving, tenant: str) -> None:
+        self._serving, self._tenant = serving, tenant
+        self.registry = CollectorRegistry()
+        self.requests = RequestMetrics(self.registry)
+        self.registry.register(self)
+
+    def describe(self) -> list[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        store = self._serving.llm.agents
+        with store.lock:
+            agents = sum(tenant == self._tenant for tenant, _ in store.agents)
+        yield _gauge("agents", "Known agents of this tenant, with and without a name.", agents)
 
 
 def _gauge(name: str, help_text: str, value: float) -> Metric:

@@ -4,8 +4,9 @@ What a client may send is a pydantic model; fields that are accepted and have no
 (docs/server.md), any other unknown field is refused: it would change the meaning of the request.
 """
 
-import asyncio
+from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
@@ -169,16 +170,19 @@ def router(serving: Serving) -> APIRouter:
     @api.post("/v1/chat/completions")
     async def chat(asked: ChatRequest, request: Request) -> Response:
         tenant = serving.tenant(request)
-        messages = [chat_message(message, f"messages.{number}") for number, message in enumerate(asked.messages)]
-        tools = checked_tools(serving.llm, asked.tools) if asked.tool_choice != "none" else None
+        serving.check_messages(len(asked.messages))
         options = {
-            "messages": messages,
-            "tools": tools,
             "max_tokens": asked.max_completion_tokens or asked.max_tokens or serving.context,
             "top_logprobs": (asked.top_logprobs or 0) if asked.logprobs else 0,
         }
+
+        def talk() -> Json:
+            messages = [chat_message(message, f"messages.{number}") for number, message in enumerate(asked.messages)]
+            tools = checked_tools(serving.llm, asked.tools) if asked.tool_choice != "none" else None
+            return {"messages": messages, "tools": tools}
+
         wire = ChatWire(serving, asked.n or 1, logprobs=bool(asked.logprobs), usage=asked.wants_usage)
-        return await _answer(serving, request, tenant, asked, options, wire)
+        return await _answer(serving, request, tenant, asked, options, talk, wire)
 
     @api.post("/v1/completions")
     async def completions(asked: CompletionRequest, request: Request) -> Response:
@@ -186,16 +190,16 @@ def router(serving: Serving) -> APIRouter:
         prompt = _prompt(asked.prompt)
         logprobs, before = asked.logprobs is not None, ""
         if logprobs:  # tells where tokens are in all of the text
-            spell = serving.llm.detokenize
-            before = prompt if isinstance(prompt, str) else await asyncio.to_thread(spell, prompt, special=True)
+            spell = partial(serving.llm.detokenize, special=True)
+            before = prompt if isinstance(prompt, str) else await serving.texts.work(request, lambda: spell(prompt))
+        given = {"prompt" if isinstance(prompt, str) else "tokens": prompt}
         options = {
-            "prompt" if isinstance(prompt, str) else "tokens": prompt,
             "max_tokens": asked.max_tokens or DEFAULT_MAX_TOKENS,
             "top_logprobs": asked.logprobs or 0,
         }
         count, usage = asked.n or 1, asked.wants_usage
         wire = TextWire(serving, count, logprobs=logprobs, usage=usage, prompt_chars=len(before))
-        return await _answer(serving, request, tenant, asked, options, wire)
+        return await _answer(serving, request, tenant, asked, options, lambda: given, wire)
 
     @api.post("/v1/embeddings")
     async def embeddings(asked: EmbeddingRequest, request: Request) -> Response:
@@ -206,28 +210,29 @@ def router(serving: Serving) -> APIRouter:
 
 
 async def _answer(
-    serving: Serving, request: Request, tenant: str, asked: Common, options: Json, wire: ChatWire
+    serving: Serving,
+    request: Request,
+    tenant: str,
+    asked: Common,
+    options: Json,
+    prompt: Callable[[], Json],
+    wire: ChatWire,
 ) -> Response:
+    """`prompt` makes what the model reads; that takes a while if it is long."""
     serving.check_priority(asked.everwarm.priority)
     count = asked.n or 1
     if count > serving.limits.most_choices:
         raise ApiError(400, f"n: {count} answers at once, the limit is {serving.limits.most_choices}")
     agent = agent_of(request) or asked.everwarm.agent
     who = {"agent": agent, "group": "" if agent else asked.prompt_cache_key or ""}
-    options = asked.options() | options | {"tenant": tenant, "context": serving.context}
+    options = asked.options() | options | who | {"tenant": tenant, "context": serving.context}
+    seeds = [None if asked.seed is None else (asked.seed + number) % 2**64 for number in range(count)]
 
     def start() -> list[Generation]:
-        generations = [
-            serving.llm.start(
-                **options,
-                **({"keep": False} if number else who),
-                seed=None if asked.seed is None else (asked.seed + number) % 2**64,
-            )
-            for number in range(count)
-        ]
-        return [generations[0], *(one.another_choice_of(generations[0]) for one in generations[1:])]
+        first = serving.llm.start(**prompt(), **options, seed=seeds[0])
+        return [first, *(first.another_choice(seed) for seed in seeds[1:])]
 
-    generations = await asyncio.to_thread(start)  # rendering a long conversation takes time
+    generations = await serving.texts.work(request, start)
     answers = Answers(serving, request.url.path, generations, agent or "", tenant)
     return await respond(request, answers, wire, bool(asked.stream), serving.limits.keep_alive_s)
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
@@ -24,8 +24,8 @@ def router(serving: Serving, metrics: Metrics) -> APIRouter:
 
     # Not asynchronous: what it asks takes locks.
     @api.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
-    def scrape() -> Response:
-        """Metrics in Prometheus' text format."""
-        return Response(metrics.text(), media_type=CONTENT_TYPE_LATEST)
+    def scrape(request: Request) -> Response:
+        """Metrics in Prometheus' text format: of everything for an operator, of its own requests for a tenant."""
+        return Response(metrics.text(serving.keys.caller(request.headers)), media_type=CONTENT_TYPE_LATEST)
 
     return api

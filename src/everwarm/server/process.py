@@ -14,11 +14,12 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-import uvicorn
+from everwarm.server.connections import ConnectionLimits
+from everwarm.server.http import HttpServer
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -77,11 +78,15 @@ class Front:
 
 
 def run(
-    listener: socket.socket, load: Callable[[Progress], Served], grace_s: float, on_ready: Callable[[float], None]
+    listener: socket.socket,
+    load: Callable[[Progress], Served],
+    grace_s: float,
+    on_ready: Callable[[float], None],
+    connections: ConnectionLimits,
 ) -> None:
     """Serve until told to end. Raises what `load` raises; `on_ready` is told how many seconds that took."""
     with asyncio.Runner(loop_factory=_event_loop()) as runner:
-        loading = runner.run(_run(listener, load, grace_s, on_ready))
+        loading = runner.run(_run(listener, load, grace_s, on_ready, connections))
     if loading.is_alive():  # told to end before it was ready: nothing has been asked, nothing is to be saved
         sys.stderr.flush()
         os._exit(0)
@@ -98,7 +103,11 @@ def _event_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 async def _run(
-    listener: socket.socket, load: Callable[[Progress], Served], grace_s: float, on_ready: Callable[[float], None]
+    listener: socket.socket,
+    load: Callable[[Progress], Served],
+    grace_s: float,
+    on_ready: Callable[[float], None],
+    connections: ConnectionLimits,
 ) -> threading.Thread:
     loop, progress = asyncio.get_running_loop(), Progress()
     front, told, loaded = Front(progress), asyncio.Event(), loop.create_future()
@@ -119,12 +128,7 @@ async def _run(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop, number)
     started = time.perf_counter()
-    server = _Server(
-        uvicorn.Config(
-            front, http="h11", ws="none", lifespan="off", log_config=None, access_log=False, server_header=False,
-            timeout_graceful_shutdown=1,
-        )
-    )  # fmt: skip
+    server = HttpServer(front, connections)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     loading = threading.Thread(target=bring_up, name="everwarm-load", daemon=True)
     loading.start()
@@ -156,11 +160,3 @@ def _settle(loaded: "asyncio.Future[Served]", served: Served | None, error: Base
     else:
         assert error is not None
         loaded.set_exception(error)
-
-
-class _Server(uvicorn.Server):
-    """Signals are ours."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield

@@ -14,6 +14,7 @@ from everwarm.server.content import ROLES
 REFUSALS = {
     "400": "The request can't be understood, or asks for what the model can't do.",
     "401": "An API key is needed.",
+    "403": "A page of another origin asks, or the server is not known under this name; or the key is an operator's.",
     "404": "No such agent, model or path.",
     "405": "The path knows no such method.",
     "408": "It took longer than the limit.",

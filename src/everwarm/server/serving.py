@@ -6,20 +6,21 @@ thread to the event loop. When the client has gone, it is cancelled, and its mem
 
 import asyncio
 import contextlib
-import hmac
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fastapi import Request
 
-from everwarm.kv.owner import DEFAULT_TENANT
 from everwarm.kv.receipt import Receipt
 from everwarm.llm import LLM, End, Event, Generation
 from everwarm.server.errors import ApiError
+from everwarm.server.keys import Keys
+from everwarm.server.redact import without_paths
+from everwarm.server.texts import Texts
 from everwarm.waiting import Cancellation
 
 LAST_WORDS_S = 1.0
@@ -69,10 +70,10 @@ class Serving:
         llm: LLM,
         name: str,
         limits: Limits | None = None,
-        keys: Mapping[str, str] | None = None,
+        keys: Keys | None = None,
         on_done: Callable[[Done], None] = lambda done: None,
     ) -> None:
-        """`keys` maps API keys to tenants; none at all: everyone may ask, as the default tenant."""
+        """Without `keys` everyone may ask, as the default tenant."""
         self.llm = llm
         self.name = name
         self.limits = limits or Limits()
@@ -80,8 +81,9 @@ class Serving:
         self.on_done = on_done
         self.active = 0
         self.stopped = Cancellation()  # said when the server is told to end
-        self._keys = {key.encode(): tenant for key, tenant in (keys or {}).items()}
+        self.keys = keys or Keys({})
         self._threads = ThreadPoolExecutor(self.limits.most_queued, "everwarm-request")
+        self.texts = Texts()
         self._running: set[Generation] = set()
         self._lock = threading.Lock()
 
@@ -94,20 +96,8 @@ class Serving:
         return min(self.limits.context or self.llm.config.context, self.llm.config.context)
 
     def tenant(self, request: Request) -> str:
-        """Whose key it is. Raises ApiError 401."""
-        if not self._keys:
-            return DEFAULT_TENANT
-        given = request.headers.get("x-api-key") or ""
-        scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer":
-            given = token.strip()
-        found = None
-        for key, tenant in self._keys.items():  # all of them, so that time tells nothing
-            if hmac.compare_digest(key, given.encode("utf-8", "surrogateescape")):
-                found = tenant
-        if found is None:
-            raise ApiError(401, "a valid API key is needed: Authorization: Bearer KEY, or X-Api-Key", "invalid_api_key")
-        return found
+        """Whose key it is. Raises ApiError 401 or 403."""
+        return self.keys.tenant(request.headers)
 
     @contextlib.contextmanager
     def admitted(self) -> Iterator[None]:
@@ -131,9 +121,17 @@ class Serving:
                 "rate_limit_error", retry_after=1,
             )  # fmt: skip
 
+    def check_messages(self, count: int) -> None:
+        """Raises ApiError if so many messages can't fit: that each is a token at least is known before it is read."""
+        if count > self.context:
+            raise ApiError(
+                400, f"messages: {count:,} of them, the context is {self.context:,} tokens: send fewer",
+                code="context_length_exceeded",
+            )  # fmt: skip
+
     def check_priority(self, priority: int) -> None:
         """Raises ApiError if it would let one tenant push aside another."""
-        if priority > 0 and len(set(self._keys.values())) > 1:
+        if priority > 0 and len(self.keys.tenants) > 1:
             raise ApiError(400, "everwarm.priority: tenants share this server, so it must not be more than 0")
 
     @contextlib.contextmanager
@@ -189,6 +187,7 @@ class Serving:
         return not self.active
 
     def close(self) -> None:
+        self.texts.close()
         self._threads.shutdown(wait=True, cancel_futures=True)
 
 
@@ -214,9 +213,10 @@ def receipt_headers(receipt: Receipt | None) -> dict[str, str]:
         "X-Everwarm-Tier": receipt.tier,
         "X-Everwarm-Cached-Tokens": str(receipt.cached_tokens),
         "X-Everwarm-Prompt-Tokens": str(receipt.prompt_tokens),
-        "X-Everwarm-Reason": receipt.reason.encode("ascii", "replace").decode().replace("\n", " "),
+        "X-Everwarm-Reason": without_paths(receipt.reason).encode("ascii", "replace").decode().replace("\n", " "),
     }
 
 
 def receipt_json(receipt: Receipt) -> dict[str, Any]:
-    return asdict(receipt)
+    error = None if receipt.error is None else without_paths(receipt.error)
+    return asdict(receipt) | {"reason": without_paths(receipt.reason), "error": error}

@@ -2,8 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Coroutine
-from typing import Any, Protocol, TypeVar
+from collections.abc import AsyncIterator
+from typing import Any, Protocol
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
@@ -12,9 +12,8 @@ from starlette.types import Message, Receive, Scope, Send
 from everwarm.llm import Event
 from everwarm.server.answers import Answers, Batch
 from everwarm.server.errors import ApiError, as_api_error
+from everwarm.server.leaving import unless_it_leaves
 from everwarm.server.serving import receipt_headers
-
-T = TypeVar("T")
 
 STALLED_S = 60.0
 """How long a client may take to read what has been sent; then it counts as gone."""
@@ -54,10 +53,10 @@ async def respond(request: Request, answers: Answers, wire: Wire, stream: bool, 
     answers.begin()
     try:
         if not stream:
-            await _unless_it_leaves(request, _collect(answers, wire))
+            await unless_it_leaves(request, _collect(answers, wire))
             answers.close()
             return JSONResponse(wire.whole(answers), headers=receipt_headers(answers.looked_up))
-        first = await _unless_it_leaves(request, answers.next(keep_alive_s))
+        first = await unless_it_leaves(request, answers.next(keep_alive_s))
     except BaseException as error:
         answers.failed(as_api_error(error).status if isinstance(error, Exception) else 499)
         answers.close()
@@ -124,23 +123,3 @@ async def _collect(answers: Answers, wire: Wire) -> None:
         for choice, event in batch:
             if isinstance(event, Event):
                 wire.token(choice, event)
-
-
-async def _unless_it_leaves(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Do it; if the client leaves before the end, it ends, too."""
-    doing, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_left(request))
-    try:
-        await asyncio.wait({doing, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not doing.done():
-            raise ApiError(499, "the client has gone")
-        return doing.result()
-    finally:
-        for task in (doing, leaving):
-            task.cancel()
-        await asyncio.gather(doing, leaving, return_exceptions=True)
-
-
-async def _left(request: Request) -> None:
-    """Until the client goes away. The body has been read: nothing else can come."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass

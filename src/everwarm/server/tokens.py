@@ -1,6 +1,5 @@
 """Text to tokens and back."""
 
-import asyncio
 from typing import Annotated
 
 from fastapi import APIRouter, Request
@@ -51,12 +50,12 @@ def router(serving: Serving) -> APIRouter:
             segments, add_bos = llm.segments(messages=messages, tools=checked_tools(llm, asked.tools))
             return llm.tokenizer.encode(segments, add_bos=add_bos)
 
-        ids = await asyncio.to_thread(encode)
+        ids = await serving.texts.work(request, encode)
         return {"tokens": ids, "count": len(ids)}
 
     @api.post("/v1/detokenize")
     async def detokenize(asked: DetokenizeRequest, request: Request) -> Json:
         serving.tenant(request)
-        return {"text": await asyncio.to_thread(llm.detokenize, asked.tokens, asked.special)}
+        return {"text": await serving.texts.work(request, lambda: llm.detokenize(asked.tokens, asked.special))}
 
     return api

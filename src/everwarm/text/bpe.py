@@ -9,19 +9,22 @@ Text never becomes a control or unknown token. If the vocabulary lacks a token f
 characters), that byte is dropped: the model has no way to say it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from itertools import chain
 
-from tokenizers import models
+from tokenizers import Tokenizer, models
 
 from everwarm.errors import TokenizerError
+from everwarm.text.least import LeastTokens, swallowed
+from everwarm.text.pace import in_slices
 from everwarm.text.pretokenizers import PreTokenizer
 from everwarm.text.vocabulary import Kind, Vocabulary
 from everwarm.text.words import WordSplitter
 
 _REMEMBERED_WORDS = 1 << 16
 _LONGEST_REMEMBERED = 32
-_LONGEST_MERGED_NAME = 64
+_LONG_WORD = 4096
 
 
 def _byte_alphabet() -> str:
@@ -42,14 +45,28 @@ class BytePairEncoder:
         self._splitter = WordSplitter(pre.patterns)
         self._size = len(vocabulary.texts)
         self._model = _build_model(vocabulary, merges, pre.ignore_merges)
+        self._beside = Tokenizer(self._model)
         self._remembered = lru_cache(_REMEMBERED_WORDS)(self._merge)
 
-    def encode(self, text: str) -> list[int]:
-        """The ids of `text`, which must hold no surrogates."""
-        ids: list[int] = []
-        for word in self._splitter.split(text):
-            ids.extend(self._remembered(word) if len(word) <= _LONGEST_REMEMBERED else self._merge(word))
-        return ids
+    def encode(self, text: str) -> Iterator[list[int]]:
+        """The ids of `text`, which must hold no surrogates, slice by slice."""
+        for words in in_slices(self._splitter.split(text)):
+            ids: list[int] = []
+            for word in words:
+                ids.extend(self._remembered(word) if len(word) <= _LONGEST_REMEMBERED else self._merge(word))
+            yield ids
+
+    def spelt(self, text: str) -> bytes:
+        """What tokens spell."""
+        return text.encode("utf-8", "ignore")
+
+    def least_tokens(self, vocabulary: Vocabulary) -> LeastTokens:
+        """How many tokens a text has at least."""
+        control = vocabulary.of_kind(Kind.CONTROL, Kind.UNKNOWN)
+        pieces = (self.piece_bytes(text) for text in vocabulary.texts if text not in control)
+        user_defined = (self.spelt(text) for text in vocabulary.of_kind(Kind.USER_DEFINED))
+        lacking = {byte for byte, name in enumerate(BYTE_ALPHABET) if name not in vocabulary.ids or name in control}
+        return LeastTokens(chain(pieces, user_defined), lacking | swallowed(vocabulary))
 
     def piece_bytes(self, text: str) -> bytes:
         """What a normal token stands for. Characters outside the byte alphabet stand for themselves."""
@@ -58,20 +75,24 @@ class BytePairEncoder:
 
     def _merge(self, word: str) -> tuple[int, ...]:
         characters = word.encode("utf-8").decode("latin-1").translate(BYTE_ALPHABET)
-        return tuple(token.id for token in self._model.tokenize(characters) if token.id < self._size)
+        if len(word) < _LONG_WORD:
+            ids = [token.id for token in self._model.tokenize(characters)]
+        else:  # the same, while other threads run
+            ids = self._beside.encode_batch_fast([characters], add_special_tokens=False)[0].ids
+        return tuple(number for number in ids if number < self._size)
 
 
 def _build_model(vocabulary: Vocabulary, merges: Sequence[str], ignore_merges: bool) -> models.BPE:
     ids = dict(vocabulary.ids)
-    ranked = dict.fromkeys(merges)  # of equal merges the first counts; `tokenizers` would take the last
-    for text in vocabulary.of_kind(Kind.CONTROL, Kind.UNKNOWN):
+    control = vocabulary.of_kind(Kind.CONTROL, Kind.UNKNOWN)
+    for text in control:
         del ids[text]
-        for at in range(1, min(len(text), _LONGEST_MERGED_NAME)):
-            ranked.pop(f"{text[:at]} {text[at:]}", None)
     # A byte without a token must still keep its neighbours apart: it gets an id beyond the vocabulary, dropped later.
     for character in BYTE_ALPHABET:
         ids.setdefault(character, len(vocabulary.texts) + ord(character))
+    ranked = dict.fromkeys(merges)  # of equal merges the first counts; `tokenizers` would take the last
     pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in ranked)]
+    pairs = [(left, right) for left, right in pairs if left + right not in control]
     try:
         return models.BPE(ids, pairs, cache_capacity=0, ignore_merges=ignore_merges)
     except Exception:

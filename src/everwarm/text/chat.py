@@ -5,13 +5,15 @@ template wrote. Invariants: nothing that a message says becomes a control token;
 transformers renders; a hostile template costs bounded time and memory, and ends in a TemplateError.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from everwarm.errors import TemplateError
-from everwarm.text.template.dialect import Dialect, Message
-from everwarm.text.template.meter import Limits, Refused
+from everwarm.text.template.dialect import DEPTH_LIMIT, Dialect, Message
+from everwarm.text.template.meter import Limits, Meter, Refused, running
 from everwarm.text.template.sandbox import Program, one_line
 from everwarm.text.template.tokens import ControlTokens, Guard
 from everwarm.types import Metadata, Segment
@@ -29,8 +31,10 @@ CHATML = """\
 """
 """Used for files without a template, if their vocabulary has both tokens."""
 
-DEPTH_LIMIT = 64
-"""Nesting of messages, tools and documents."""
+Watch = Callable[[Sequence[Segment]], None]
+"""Sees what a template has written so far, if it is long; may raise RequestError to stop it. The last segment may be
+the beginning of a control token.
+"""
 
 
 class ChatTemplate:
@@ -49,9 +53,10 @@ class ChatTemplate:
         """`sources` by name, "default" first of all. Others than the default are compiled at first use."""
         self._sources = dict(sources)
         self._tokens = ControlTokens(special_tokens)
-        self._special = {"bos_token": self._tokens.mark(bos), "eos_token": self._tokens.mark(eos)}
         self._now = now
         self._limits = limits or Limits()
+        with _metered(Meter(self._limits, 0)):
+            self._special = {"bos_token": self._tokens.mark(bos), "eos_token": self._tokens.mark(eos)}
         self._compiled: dict[str, _Compiled] = {}
         self._template(next(iter(self._sources)))
 
@@ -82,6 +87,7 @@ class ChatTemplate:
         tools: Sequence[object] | None = None,
         documents: Sequence[object] | None = None,
         add_generation_prompt: bool = True,
+        watch: Watch | None = None,
         **variables: object,
     ) -> list[Segment]:
         """The prompt. Further variables are those of the template itself, such as `enable_thinking`."""
@@ -93,7 +99,7 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
             **{name: _plain(value, name) for name, value in variables.items()},
         }
-        return template.render(inputs)
+        return template.render(inputs, watch=watch)
 
     def variables(self, *, tools: bool = False) -> frozenset[str]:
         """Names that the template reads: says whether `tools`, `documents` or `enable_thinking` have any effect."""
@@ -104,39 +110,67 @@ class ChatTemplate:
 
     def _template(self, name: str) -> "_Compiled":
         if name not in self._compiled:  # two threads may both compile it: the same result, and no lock
-            program = Program(self._sources[name], self._tokens, self._now, self._limits)
-            self._compiled[name] = _Compiled(program, self._tokens, self._special)
+            self._compiled[name] = _Compiled(self._sources[name], self._tokens, self._special, self._now, self._limits)
         return self._compiled[name]
 
 
 class _Compiled:
-    """One template with everything that is known about it."""
+    """One template with everything that is known about it. One meter counts all that is done to find it out."""
 
-    def __init__(self, program: Program, tokens: ControlTokens, special: Mapping[str, str]) -> None:
-        self.program = program
+    def __init__(
+        self,
+        source: str,
+        tokens: ControlTokens,
+        special: Mapping[str, str],
+        now: Callable[[], datetime],
+        limits: Limits,
+    ) -> None:
         self._tokens = tokens
         self._special = special
-        self._frames = tokens.frames(program.literals)
-        self._built = {token for word in ("", *program.literals) for token in self._frames.get(word, ())}
-        self.dialect = Dialect.of(self._attempt)
+        self._limits = limits
+        meter = Meter(limits, 0)
+        self.program = Program(source, tokens, now, meter)
+        with _metered(meter):
+            self._frames = tokens.frames(self.program.literals)
+            self._built = {token for word in ("", *self.program.literals) for token in self._frames.around(word)}
+            self.dialect = Dialect.of(partial(self._attempt, meter))
 
-    def render(self, inputs: Mapping[str, Any]) -> list[Segment]:
-        built = set(self._built)
-        for message in inputs["messages"]:
-            role = message["role"]
-            for word in (role, role.lower(), role.upper(), role.capitalize()):
-                built |= self._frames.get(word, set())
-        guard = Guard(inputs, self._tokens, ControlTokens(built))
-        return guard.read(self.program.run({**self._special, **guard.clear(inputs)}, guard.size))
+    def render(
+        self, inputs: Mapping[str, Any], meter: Meter | None = None, watch: Watch | None = None
+    ) -> list[Segment]:
+        """The segments; what they cost is counted by a meter of their own, if none is given."""
+        guard = Guard(inputs, self._tokens)
+        with _metered(meter or Meter(self._limits, guard.size)):
+            built = set(self._built)
+            for word in {word for message in inputs["messages"] for word in _spellings(message["role"])}:
+                built |= self._frames.around(word)
+            guard.built = ControlTokens(built)
+            see = None if watch is None else lambda text: watch(guard.read(text))
+            return guard.read(self.program.run({**self._special, **guard.clear(inputs)}, see))
 
-    def _attempt(self, messages: list[Message], tools: list[Any] | None) -> str | None:
+    def _attempt(self, meter: Meter, messages: list[Message], tools: list[Any] | None) -> str | None:
         inputs = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": False}
         try:
-            return "".join(segment.text for segment in self.render(inputs))
+            return "".join(segment.text for segment in self.render(inputs, meter))
         except TemplateError as error:
             if isinstance(error.__cause__, Refused):  # too costly already for two words: not worth another try
                 raise
             return None
+
+
+def _spellings(role: str) -> tuple[str, ...]:
+    """How a template may write a role."""
+    return role, role.lower(), role.upper(), role.capitalize()
+
+
+@contextmanager
+def _metered(meter: Meter) -> Iterator[None]:
+    """What is refused within is a fault of the template."""
+    with running(meter):
+        try:
+            yield
+        except Refused as error:
+            raise TemplateError(f"chat template: {error}") from error
 
 
 def _sources(metadata: Metadata) -> dict[str, str]:

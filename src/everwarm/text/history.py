@@ -29,14 +29,18 @@ def tokenise(
     add_bos: bool,
     history: Sequence[Run] = (),
     history_ids: Sequence[int] = (),
+    most: int | None = None,
 ) -> Prompt:
-    """`history` has neighbouring texts merged."""
+    """`history` has neighbouring texts merged. Once there are more than `most` ids, the rest may be left out."""
     wanted = wanted_runs(segments, add_bos)
     same = sum(1 for _ in takewhile(_equal, zip(history, wanted, strict=False)))
     runs = list(history[:same])
     ids = list(history_ids[: sum(run.tokens for run in runs)])
     for number in range(same, len(wanted)):
-        new = _encode(tokenizer, wanted[number - 1] if number else None, wanted[number])
+        if most is not None and len(ids) > most:
+            break
+        left = None if most is None else most - len(ids) + 1  # the token before counts in `_encode`, too
+        new = _encode(tokenizer, wanted[number - 1] if number else None, wanted[number], left)
         runs.append(Run(wanted[number].text, wanted[number].special, len(new)))
         ids += new
     diverged = None
@@ -91,12 +95,12 @@ def _equal(pair: tuple[Run, Segment]) -> bool:
     return pair[0].text == pair[1].text and pair[0].special == pair[1].special
 
 
-def _encode(tokenizer: Tokenizer, before: Segment | None, segment: Segment) -> list[int]:
+def _encode(tokenizer: Tokenizer, before: Segment | None, segment: Segment, most: int | None) -> list[int]:
     """Ids of one segment; what a tokenizer does to a text depends on the special token before it."""
     if segment.special and not segment.text:
         return tokenizer.encode([], add_bos=True)
     if before is None or segment.special:
-        return tokenizer.encode([segment])
+        return tokenizer.encode([segment], most=most)
     if not before.text:
-        return tokenizer.encode([segment], add_bos=True)[1:]
-    return tokenizer.encode([before, segment])[1:]
+        return tokenizer.encode([segment], add_bos=True, most=most)[1:]
+    return tokenizer.encode([before, segment], most=most)[1:]

@@ -13,11 +13,13 @@ Text never becomes a control or unknown token, even where merges could put one t
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
 
 from everwarm.errors import TokenizerError
+from everwarm.text.least import LeastTokens, swallowed
+from everwarm.text.pace import in_slices
 from everwarm.text.vocabulary import Kind, Vocabulary
 
 _SPACE = "\u2581"
@@ -37,12 +39,23 @@ class SentencePiece:
         self._cut = _word_boundary(self._ids)
         self._remembered = lru_cache(_REMEMBERED_WORDS)(self._merge)
 
-    def encode(self, text: str) -> list[int]:
-        """The ids of `text`, which must hold no surrogates."""
-        ids: list[int] = []
-        for word in self._cut.split(text.replace(" ", _SPACE)):
-            ids.extend(self._remembered(word) if len(word) <= _LONGEST_REMEMBERED else self._merge(word))
-        return ids
+    def encode(self, text: str) -> Iterator[list[int]]:
+        """The ids of `text`, which must hold no surrogates, slice by slice."""
+        for words in in_slices(self._cut.split(text.replace(" ", _SPACE))):
+            ids: list[int] = []
+            for word in words:
+                ids.extend(self._remembered(word) if len(word) <= _LONGEST_REMEMBERED else self._merge(word))
+            yield ids
+
+    def spelt(self, text: str) -> bytes:
+        """What tokens spell."""
+        return text.replace(" ", _SPACE).encode("utf-8", "ignore")
+
+    def least_tokens(self, vocabulary: Vocabulary) -> LeastTokens:
+        """How many tokens a text has at least."""
+        control = vocabulary.of_kind(Kind.CONTROL, Kind.UNKNOWN)
+        dropped = {byte for space in swallowed(vocabulary) for byte in self.spelt(chr(space))}
+        return LeastTokens((self.spelt(text) for text in vocabulary.texts if text not in control), dropped)
 
     def piece_bytes(self, text: str) -> bytes:
         """What a normal token stands for."""
@@ -89,8 +102,11 @@ class SentencePiece:
 
 def _word_boundary(texts: Iterable[str]) -> re.Pattern[str]:
     """The empty place before a space that no token reaches across."""
-    with_space_inside = [text for text in texts if text.find(_SPACE, 1) > 0]
-    joining = {text[at - 1] for text in with_space_inside for at in range(1, len(text)) if text[at] == _SPACE}
+    joining: set[str] = set()
+    for text in texts:
+        if text.find(_SPACE, 1) > 0:
+            first, *others = text.split(_SPACE)[:-1]
+            joining.update(first[-1:], (before[-1:] or _SPACE for before in others))
     left = "".join(re.escape(character) for character in sorted(joining))
     return re.compile(f"(?<=[^{left}])(?={_SPACE})" if left else f"(?<=.)(?={_SPACE})", re.DOTALL)
 

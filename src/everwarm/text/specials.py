@@ -4,11 +4,15 @@ In: a text, and the tokens to look for. Out: the text in pieces: strings, and th
 
 Longer tokens come first: each takes its occurrences, from left to right, in what longer ones have left. So an
 occurrence can be lost to a longer token that starts further right; a single scan from the left would get that wrong.
+
+At each place only the longest token that still fits is a candidate. So memory and time grow with the text, and hardly
+with the number of tokens or with the number of those that begin alike.
 """
 
-import re
-from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping
+from heapq import heapify, heappop, heappush
+
+from everwarm.text.prefixes import Prefixes
 
 SPACES = " \t\n\v\f\r"
 
@@ -19,32 +23,34 @@ class SpecialFinder:
     def __init__(self, ids: Mapping[str, int], strip_after: Collection[int] = ()) -> None:
         self._ids = ids
         self._strip_after = strip_after
-        self._starting = Counter(text[:2] for text in ids)
-        lengths: defaultdict[str, set[int]] = defaultdict(set)
-        for text in ids:
-            lengths[text[:2]].add(len(text))
-        self._lengths = {start: sorted(sizes) for start, sizes in lengths.items()}
-        first = "".join(sorted({re.escape(text[0]) for text in ids}))
-        self._first = re.compile(f"[{first}]") if first else None
+        self._tokens = Prefixes(ids)
 
     def partition(self, text: str) -> list[str | int]:
         """The pieces of `text`, none of them empty."""
-        taken = bytearray(len(text))
+        candidates = [
+            self._candidate(token, at)
+            for at in self._tokens.places(text)
+            if (token := self._tokens.longest_at(text, at)) is not None
+        ]
+        heapify(candidates)
+        taken = bytearray(len(text) if candidates else 0)
         found: list[tuple[int, int, int]] = []  # start, end, id
-        for token in self._occurring(text):
-            at = text.find(token)
-            while at >= 0:
-                end = at + len(token)
-                overlap = taken.rfind(1, at, end)
-                if overlap >= 0:
-                    at = text.find(token, overlap + 1)
-                    continue
-                if self._ids[token] in self._strip_after:
-                    while end < len(text) and text[end] in SPACES and not taken[end]:
-                        end += 1
-                taken[at:end] = b"\1" * (end - at)
-                found.append((at, end, self._ids[token]))
-                at = text.find(token, end)
+        while candidates:
+            _, id_, at, token = heappop(candidates)
+            end = at + len(token)
+            overlap = taken.find(1, at, end)
+            if overlap == at:
+                continue
+            if overlap > at:
+                shorter = self._tokens.longest_at(text, at, overlap)
+                if shorter is not None:
+                    heappush(candidates, self._candidate(shorter, at))
+                continue
+            if id_ in self._strip_after:
+                while end < len(text) and text[end] in SPACES and not taken[end]:
+                    end += 1
+            taken[at:end] = b"\1" * (end - at)
+            found.append((at, end, id_))
 
         pieces: list[str | int] = []
         last = 0
@@ -53,20 +59,7 @@ class SpecialFinder:
             last = end
         return [*pieces, text[last:]] if last < len(text) else pieces
 
-    def _occurring(self, text: str) -> list[str]:
-        """Tokens that occur in `text`, in the order in which they take their share of it."""
-        if self._first is None:
-            return []
-        found: set[str] = set()
-        missing = dict(self._starting)
-        for match in self._first.finditer(text):
-            at = match.start()
-            for start in (text[at : at + 2], text[at]):
-                if not missing.get(start):
-                    continue
-                for length in self._lengths[start]:
-                    token = text[at : at + length]
-                    if token in self._ids and token not in found:
-                        found.add(token)
-                        missing[start] -= 1
-        return sorted(found, key=lambda token: (-len(token.encode("utf-8", "surrogateescape")), self._ids[token]))
+    def _candidate(self, token: str, at: int) -> tuple[int, int, int, str]:
+        """It is ordered as tokens take their share: by length in bytes, by id, then from left to right."""
+        id_ = self._ids[token]
+        return -len(token.encode("utf-8", "surrogateescape")), id_, at, token

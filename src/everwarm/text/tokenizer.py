@@ -11,7 +11,7 @@ Bytes that are no UTF-8 decode to U+FFFD; a lone surrogate in a `str` is encoded
 
 import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import groupby
 from types import MappingProxyType
@@ -19,6 +19,7 @@ from typing import Protocol
 
 from everwarm.errors import TokenizerError
 from everwarm.text.bpe import BytePairEncoder
+from everwarm.text.least import LeastTokens, without_replaced
 from everwarm.text.pretokenizers import pretokenizer
 from everwarm.text.sentencepiece import SentencePiece
 from everwarm.text.specials import SPACES, SpecialFinder
@@ -32,9 +33,16 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 class Encoder(Protocol):
     """What `gpt2` and `llama` vocabularies have in common: plain text in, ids out."""
 
-    def encode(self, text: str) -> list[int]: ...
+    def encode(self, text: str) -> Iterator[list[int]]:
+        """Slice by slice, so that whoever asks can stop."""
 
     def piece_bytes(self, text: str) -> bytes: ...
+
+    def spelt(self, text: str) -> bytes:
+        """The text as tokens spell it."""
+
+    def least_tokens(self, vocabulary: Vocabulary) -> LeastTokens:
+        """Of what `spelt` returns."""
 
 
 class Tokenizer:
@@ -97,11 +105,13 @@ class Tokenizer:
         special: bool = False,
         add_bos: bool = False,
         continuing: bool = False,
+        most: int | None = None,
     ) -> list[int]:
         """The ids of a text or of segments. With `special`, control tokens in a text count as what they are.
 
         Neighbouring plain segments are one text: where a template ends and a message begins leaves no trace in the ids.
-        `continuing` says that the text goes on where other text has ended, so that no space is put before it.
+        `continuing` says that the text goes on where other text has ended, so that no space is put before it. Once
+        there are more than `most` ids, the rest of the text may be left out.
         """
         if isinstance(text, str):
             text = self.split(text) if special else [Segment(text)]
@@ -111,6 +121,8 @@ class Tokenizer:
                 raise TokenizerError("the vocabulary has no BOS token to begin with")
             ids.append(self.bos_id)
         for is_special, segments in groupby(text, key=lambda segment: segment.special):
+            if most is not None and len(ids) > most:
+                break
             if is_special:
                 ids.extend(self._special_id(segment.text) for segment in segments)
                 continuing = False
@@ -118,8 +130,20 @@ class Tokenizer:
                 plain = "".join(segment.text for segment in segments)
                 if ids and ids[-1] in self._vocabulary.strip_after:
                     plain = plain.lstrip(SPACES)
-                self._encode_plain(plain, ids, continuing)
+                self._encode_plain(plain, ids, continuing, most)
         return ids
+
+    def least_tokens(self, segments: Iterable[Segment]) -> int:
+        """So many ids spell these segments at least, whoever has chosen them: a tokenizer or a model. Much faster than
+        `encode`.
+        """
+        special, text = 0, []
+        for segment in segments:
+            if segment.special:
+                special += 1
+            else:
+                text.append(segment.text)
+        return special + int(self._least.of(self._encoder.spelt(without_replaced("".join(text)))))
 
     def split(self, text: str) -> list[Segment]:
         """`text` cut at its control tokens: what `encode` does first with `special`. No character is lost."""
@@ -160,6 +184,10 @@ class Tokenizer:
         return self._vocabulary.texts[id_]
 
     @cached_property
+    def _least(self) -> LeastTokens:
+        return self._encoder.least_tokens(self._vocabulary)
+
+    @cached_property
     def _all_specials(self) -> SpecialFinder:
         return SpecialFinder(self._vocabulary.of_kind(Kind.CONTROL, Kind.UNKNOWN, Kind.USER_DEFINED))
 
@@ -172,13 +200,16 @@ class Tokenizer:
         except KeyError:
             raise TokenizerError(f"{text!r} is no control token of this vocabulary") from None
 
-    def _encode_plain(self, text: str, ids: list[int], continuing: bool) -> None:
+    def _encode_plain(self, text: str, ids: list[int], continuing: bool, most: int | None) -> None:
         for piece in self._user_defined.partition(_SURROGATE.sub("\ufffd", text)):
             if isinstance(piece, int):
                 ids.append(piece)
             else:
                 prefix = " " if self.space_prefix and not continuing else ""
-                ids.extend(self._encoder.encode(prefix + piece))
+                for some in self._encoder.encode(prefix + piece):
+                    ids.extend(some)
+                    if most is not None and len(ids) > most:
+                        return
             continuing = isinstance(piece, str)
 
     def _piece_bytes(self, text: str, kind: int) -> bytes:

@@ -14,6 +14,7 @@ from enum import IntEnum
 import numpy as np
 
 from everwarm.errors import TokenizerError
+from everwarm.text.prefixes import MOST_LENGTH
 from everwarm.types import Metadata
 
 
@@ -61,6 +62,7 @@ def read_vocabulary(metadata: Metadata, *, default_ids: Mapping[str, int]) -> Vo
         if name in ids:
             kinds[ids[name]] = Kind.CONTROL
 
+    _check_special(texts, kinds)
     special = (Kind.CONTROL, Kind.UNKNOWN)
 
     def given(role: str) -> int | None:
@@ -160,6 +162,16 @@ def _with_names_for_empty(texts: list[str]) -> dict[str, int]:
         if ids.setdefault(text, id_) != id_:
             raise TokenizerError(f"tokenizer.ggml.tokens: tokens {ids[text]:,} and {id_:,} have the same text {text!r}")
     return ids
+
+
+def _check_special(texts: Sequence[str], kinds: bytearray) -> None:
+    """Every place of every prompt is compared with the special tokens: a bound on their length bounds that work."""
+    for id_ in _of_kind(kinds, (Kind.CONTROL, Kind.UNKNOWN, Kind.USER_DEFINED)):
+        if len(texts[id_]) > MOST_LENGTH:
+            raise TokenizerError(
+                f"tokenizer.ggml.tokens: special token {id_:,} has {len(texts[id_]):,} characters, at most "
+                f"{MOST_LENGTH} are supported; use another file of this model"
+            )
 
 
 def _find(metadata: Metadata, ids: Mapping[str, int], kinds: bytearray, role: str) -> int | None:

@@ -18,6 +18,7 @@ from typing import AnyStr
 import numpy as np
 from numpy.typing import NDArray
 
+from everwarm.text.pace import paced
 from everwarm.text.pretokenizers import Pattern, Thirds
 
 _SPACE = 0x0B  # every space beyond ASCII becomes a vertical tab, which `\s` matches
@@ -44,6 +45,8 @@ _CLASSES = {
     r"\p{NotHan}": r"A-Za-z\x82",
 }
 """The members of a class in a pattern. Case is known within ASCII only: a letter beyond it is both."""
+
+_LONG_PIECE = 1 << 16
 
 _Step = Callable[["_Views", list[int]], list[int]]
 
@@ -120,7 +123,8 @@ def _cut(pattern: re.Pattern[AnyStr], view: AnyStr, ends: list[int]) -> list[int
     start = 0
     for end in ends:
         last = start
-        for match in pattern.finditer(view[start:end]):
+        matches = pattern.finditer(view[start:end])
+        for match in matches if end - start < _LONG_PIECE else paced(matches):
             first, stop = match.span()
             if start + first > last:
                 cuts.append(start + first)

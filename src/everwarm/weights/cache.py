@@ -83,9 +83,7 @@ class WeightCache:
         self._in_order = self._watched = self._kept.policy.needs_order and not self._mapped
         self._unexpected = 0
         self._warned = self._closed = False
-        self.letting_go: Callable[[], None] = lambda: (
-            None
-        )  # told before tensors are evicted: who refers to some, lets go
+        self._before_release: list[Callable[[], None]] = []
         self.instance = uuid.uuid4().hex[:12]
         self.created = time.time()
         _log.info("weight cache %s: made, %s", self.instance, self.describe())
@@ -135,6 +133,16 @@ class WeightCache:
     def rows(self, name: str, numbers: Sequence[int]) -> F32:
         """Some rows of a matrix, read by themselves."""
         return self._source_of(name).rows(name, numbers)
+
+    def as_built(self) -> bool:
+        """Whether everything that is used where it is mapped is what was packed. What is not is built again from the
+        model file, and used from now on. Asked before a step, and after it: then the step must not count.
+        """
+        altered = self._source.altered() if self._mapped else ()
+        for name in altered:
+            _log.error("weight cache %s: tensor %s was altered on disk; built again", self.instance, name)
+            self.rebuild_from(name, self._source.mended())
+        return not altered
 
     @contextmanager
     def computing(self) -> Iterator[None]:
@@ -222,10 +230,18 @@ class WeightCache:
             for name in asked:
                 if name in self._kept.pinned:
                     raise RequestError(f"evict: {name} is pinned; unpin it first")
-            self.letting_go()
+            self._tell_before_release()
             for name in asked:
                 self._kept.evict(name)
             self._ring.notify()
+
+    def before_release(self, callback: Callable[[], None]) -> None:
+        """Have a function called before tensors are evicted: whoever refers to some lets go of them."""
+        self._before_release.append(callback)
+
+    def _tell_before_release(self) -> None:
+        for callback in self._before_release:
+            callback()
 
     def resize(self, budget: int | Share | None) -> None:
         """Another budget. Refused if what is pinned would not fit."""
@@ -236,7 +252,7 @@ class WeightCache:
                 raise ConfigError(f"resize: {pinned:,} bytes are pinned, more than {checked:,}: unpin some first")
             if self._mapped and self.total_bytes > checked:
                 # What was mapped has to move: the system reclaims mappings in the order of the scan.
-                self.letting_go()
+                self._tell_before_release()
                 for name in list(self._ready):
                     self._kept.evict(name)
             self._kept.resize(checked)
@@ -260,7 +276,7 @@ class WeightCache:
         """Take this tensor from another source from now on: it turned out to be damaged in its own."""
         with self._lock:
             self._sources[name] = source
-            self.letting_go()
+            self._tell_before_release()
             pinned = name in self._kept.pinned
             self._kept.evict(name)
         if pinned:
@@ -274,7 +290,7 @@ class WeightCache:
             self._closed = True
         self._ring.close()
         with self._lock:
-            self.letting_go()
+            self._tell_before_release()
             self._kept.clear()
         self._buffers.trim()
         counts = self.stats()

@@ -1,9 +1,11 @@
 """A GGUF file, or all parts of a split one: metadata and tensors, mapped and checked.
 
 In: the path of a .gguf file (of a split one: of any part). Out: `metadata`, `tensors`, and `data(name)`, a view into
-the mapping, or `read(name)`, a copy. Invariant: once a `GGUFFile` exists, every tensor lies inside its file, aligned,
+the mapping, or `read(name)`, a copy. Invariants: once a `GGUFFile` exists, every tensor lies inside its file, aligned,
 in whole blocks and apart from all others, so `data()` can't fail for a known name while the file stays as it is. What
-is wrong is a `GGUFError`.
+`read` returns is of the file that was opened: if someone has written into it since, its digest is taken anew, and
+`read` fails if that is another one. A file that was replaced by another under its name is still the one that was
+opened. What is wrong is a `GGUFError`.
 
     gguf.py            the model: its parts, looked up by name
     gguf_part.py       one file: header, tensor infos
@@ -15,8 +17,10 @@ Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
 import difflib
+import hashlib
 import math
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -25,6 +29,7 @@ from typing import Self
 
 import numpy as np
 
+from everwarm.errors import GGUFError
 from everwarm.types import Metadata
 from everwarm.weights.gguf_bytes import DAMAGED, Bytes, shown
 from everwarm.weights.gguf_metadata import NestedArray, NumberArray, StringArray, raw_bytes
@@ -32,6 +37,7 @@ from everwarm.weights.gguf_part import Part, TensorInfo, read_part
 
 __all__ = ["GGUFFile", "NestedArray", "NumberArray", "StringArray", "TensorInfo", "raw_bytes"]
 
+_CHUNK = 8 << 20
 _OTHER_PARTS = "fetch all parts of one model"
 
 
@@ -54,6 +60,10 @@ class GGUFFile:
         self.size_bytes = sum(part.file.size_bytes for part in self._parts)
         self.metadata: Metadata = MappingProxyType(first.metadata)
         self.tensors: Mapping[str, TensorInfo] = MappingProxyType(tensors)
+        self._checking = threading.Lock()
+        self._stamps = self._stamped()
+        self.known_digest: str | None = None
+        """Of the tensors as they were when it was opened, once someone has found it out."""
 
     def data(self, name: str) -> Bytes:
         """The bytes of a tensor: read-only, one-dimensional, a view into the mapping."""
@@ -65,7 +75,7 @@ class GGUFFile:
         info = self._info(name)
         out = np.empty(info.size_bytes, np.uint8)
         self._parts[info.part].file.read_into(out, info.offset)
-        return out
+        return out if self._as_opened() else self.read(name)
 
     def read_rows(self, name: str, numbers: Sequence[int]) -> Bytes:
         """The bytes of some rows of a matrix, one row behind the other, in memory of their own."""
@@ -75,7 +85,57 @@ class GGUFFile:
         for row, number in zip(out, numbers, strict=True):
             assert 0 <= number < math.prod(info.shape[:-1])
             self._parts[info.part].file.read_into(row, info.offset + number * row_bytes)
-        return out.reshape(-1)
+        return out.reshape(-1) if self._as_opened() else self.read_rows(name, numbers)
+
+    def digest(self) -> str:
+        """Of the name, type, shape and bytes of every tensor, as they were when it was opened. The order in which a
+        file keeps them does not matter.
+        """
+        with self._checking:
+            if self.known_digest is None:
+                found = self._read_digest()
+                if self._stamped() != self._stamps:
+                    raise self._changed("while it was open")
+                self.known_digest = found
+            return self.known_digest
+
+    def fingerprints(self) -> list[str]:
+        """One of each part: what changes when anything about it does."""
+        found = [part.file.fingerprint() for part in self._parts]
+        if self._stamped() != self._stamps:
+            raise self._changed("while it was open")
+        return found
+
+    def _read_digest(self) -> str:
+        whole = hashlib.sha256()
+        chunk = np.empty(_CHUNK, np.uint8)
+        for name in sorted(self.tensors):
+            info = self.tensors[name]
+            whole.update(f"{name}\0{info.type.name}\0{info.shape}\0".encode())
+            one = hashlib.sha256()
+            for at in range(0, info.size_bytes, _CHUNK):
+                part = chunk[: min(_CHUNK, info.size_bytes - at)]
+                self._parts[info.part].file.read_into(part, info.offset + at)
+                one.update(part.data)
+            whole.update(one.digest())
+        return whole.hexdigest()
+
+    def _stamped(self) -> list[tuple[int, int]]:
+        return [part.file.stamp() for part in self._parts]
+
+    def _as_opened(self) -> bool:
+        """Whether nobody has written into the files. False if someone has, but the tensors are the same: read again."""
+        if self._stamped() == self._stamps:
+            return True
+        with self._checking:
+            stamps = self._stamped()
+            if self.known_digest is None or self._read_digest() != self.known_digest or self._stamped() != stamps:
+                raise self._changed("while it was open")
+            self._stamps = stamps
+        return False
+
+    def _changed(self, when: str) -> GGUFError:
+        return self._parts[0].file.error(f"was changed in place {when}; load it again")
 
     def _info(self, name: str) -> TensorInfo:
         info = self.tensors.get(name)

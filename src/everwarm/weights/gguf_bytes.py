@@ -5,12 +5,13 @@ compared with the size of the file, and every failure is a `GGUFError` of one li
 next step.
 
 A process that touches a mapped page which its file has lost is killed. So the size is asked again before each view is
-handed out; what no reader can prevent is a file that shrinks under a view already handed out.
+handed out; what no reader can prevent is a file that shrinks under a view already handed out. Tensors are therefore
+read (`read_into`), not mapped, and whoever reads asks `stamp` afterwards whether the file is still as it was.
 """
 
+import errno
 import mmap
 import os
-import stat
 import struct
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from everwarm.errors import GGUFError
+from everwarm.opening import open_regular
 
 Bytes = NDArray[np.uint8]
 
@@ -37,18 +39,17 @@ class MappedFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            # Non-blocking: opening a named pipe must fail below, not wait for a writer.
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            # Models are often links: the cache of the Hugging Face hub is made of them.
+            descriptor = open_regular(path, follow=True)
         except FileNotFoundError:
             raise self.error("no such file; check the path") from None
         except (OSError, ValueError) as problem:
+            if getattr(problem, "errno", None) == errno.EINVAL:
+                kind = "a directory" if path.is_dir() else "not a regular file"
+                raise self.error(f"is {kind}; give the path of a .gguf file") from None
             raise self.error(f"can't be opened ({_reason(problem)}); check the path and its permissions") from None
         try:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                kind = "a directory" if stat.S_ISDIR(status.st_mode) else "not a regular file"
-                raise self.error(f"is {kind}; give the path of a .gguf file")
-            self.size_bytes = status.st_size
+            self.size_bytes = os.fstat(descriptor).st_size
             if not self.size_bytes:
                 raise self.error("is empty (0 bytes); fetch it again")
             self._map: mmap.mmap | None = mmap.mmap(descriptor, self.size_bytes, access=mmap.ACCESS_READ)
@@ -77,6 +78,21 @@ class MappedFile:
             if not count:
                 raise self.error(f"ends at byte {offset + done:,}, shorter than when it was opened; open it again")
             done += count
+
+    def stamp(self) -> tuple[int, int]:
+        """Size and time of the last change of its bytes. A new name, or none, changes neither."""
+        status = self._status()
+        return status.st_size, status.st_mtime_ns
+
+    def fingerprint(self) -> str:
+        """What changes when anything about the file does, and differs between files."""
+        status = self._status()
+        return fingerprint(status)
+
+    def _status(self) -> os.stat_result:
+        if self._descriptor is None:
+            raise self.error("is closed; read what you need before close()")
+        return os.fstat(self._descriptor)
 
     def mapping(self) -> mmap.mmap:
         """The mapping itself, once it is sure that the file still holds all of it."""
@@ -149,6 +165,12 @@ class Cursor:
     def error(self, field: str, problem: str, *, at: int | None = None, advice: str = DAMAGED) -> GGUFError:
         offset = self.position if at is None else at
         return self.file.error(f"{field} at byte {offset:,}: {problem}; {advice}")
+
+
+def fingerprint(status: os.stat_result) -> str:
+    """A file by what changes when it does."""
+    times = f"{status.st_mtime_ns}:{status.st_ctime_ns}"
+    return f"{status.st_dev}:{status.st_ino}:{status.st_size}:{times}"
 
 
 def shown(name: str) -> str:

@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from everwarm.opening import open_regular
+
 U8 = npt.NDArray[np.uint8]
 
 PAGE = mmap.PAGESIZE
@@ -182,14 +184,19 @@ def lock_in_ram(array: U8) -> bool:
     return array.nbytes == 0 or _libc.mlock(ctypes.c_void_p(first), ctypes.c_size_t(length)) == 0
 
 
-def open_for_streaming(path: Path) -> tuple[int, bool]:
-    """A descriptor to read with, past the page cache where the file system can do that; and whether it can."""
+def open_for_streaming(path: Path, opened: int) -> tuple[int, bool]:
+    """A descriptor to read an open file with, past the page cache where the file system can do that; and whether it
+    can. If `path` has become another file meanwhile, the one that is open is read.
+    """
     if hasattr(os, "O_DIRECT"):
         try:
-            return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT), True
+            descriptor = open_regular(path, flags=os.O_DIRECT)
         except OSError:
-            pass
-    return os.open(path, os.O_RDONLY | os.O_CLOEXEC), False
+            return os.dup(opened), False
+        if os.path.sameopenfile(descriptor, opened):
+            return descriptor, True
+        os.close(descriptor)
+    return os.dup(opened), False
 
 
 _libc = ctypes.CDLL(None, use_errno=True)

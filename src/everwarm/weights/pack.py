@@ -9,23 +9,34 @@ by rename.
 
 A quantised matrix is a tensor of bytes (U8), a vector is F32. `__metadata__` says which model, which layout and which
 version of everwarm; `tensors` in it is a JSON object with kind, shape and checksum (xxh3-64) of each.
+
+Nothing in a pack is believed: its header must be, byte for byte, the one that would be written for what it says, so
+that every tensor has its own place; and its tensors must be those that the model needs (`check`). Whoever computes
+with the mapping asks `as_opened` whether someone has written into the file meanwhile.
 """
 
 import errno
+import fcntl
 import json
 import mmap
 import os
+import secrets
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import xxhash
 
 from everwarm.errors import PackError
 from everwarm.kernels.native import ALIGNMENT, aligned_bytes
+from everwarm.opening import create_new, open_regular
+from everwarm.weights.gguf_bytes import fingerprint
 from everwarm.weights.memory import PAGE, U8, Buffers, open_for_streaming
 
 FORMAT = "everwarm-pack"
@@ -34,6 +45,7 @@ LAYOUT = "panel16-group32-1"
 """How forms lie in memory: see src/native/forms.h. All instruction sets share it."""
 
 HEADER_ALIGNMENT = 4096
+_PART = ".part"
 _MAX_HEADER = 100 << 20
 _NO_CHECKSUM = "0" * 16
 
@@ -48,6 +60,14 @@ class Entry:
     size_bytes: int
     checksum: str = _NO_CHECKSUM
 
+    def described(self) -> str:
+        """In words, however long a stranger has made them."""
+        return f"{self.name[:80]} of kind {self.kind[:20]}, shape {str(self.shape)[:80]}, {self.size_bytes:,} bytes"
+
+
+class AlteredError(PackError):
+    """A tensor of an open pack is not as it was written."""
+
 
 class Pack:
     """An open pack: mapped, its header checked, its data not read."""
@@ -56,23 +76,59 @@ class Pack:
         """Raises PackError if the file is not a whole pack of these weights (None: of any) in today's layout."""
         self.path = path
         try:
-            with path.open("rb") as file:
+            with open(open_regular(path), "rb") as file:
                 self._map = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+                self._file = os.dup(file.fileno())  # the one that is mapped, whatever becomes of its name
         except FileNotFoundError:
             raise
         except (OSError, ValueError) as error:  # an empty file can't be mapped
-            raise PackError(f"{path}: can't be opened: {error}") from None
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise PackError(f"{path}: can't be opened: {reason}") from None
+        self._close = weakref.finalize(self, os.close, self._file)
         self._bytes = np.frombuffer(self._map, np.uint8)
         self._reading = threading.Lock()
         self._descriptor: int | None = None  # for `read`
         self._direct = False
+        self._stamp = self._stamped()
         self.metadata, self.entries, self._offsets = self._read_header()
-        wanted = {"format": FORMAT, "version": VERSION, "layout": LAYOUT}
-        if weights_id is not None:
-            wanted["weights_id"] = weights_id
-        for key, value in wanted.items():
-            if self.metadata.get(key) != value:
-                raise PackError(f"{path}: {key} is {self.metadata.get(key)!r}, expected {value!r}")
+        if weights_id is not None and self.metadata["weights_id"] != weights_id:
+            raise PackError(f"{path}: weights_id is {self.metadata['weights_id'][:80]!r}, expected {weights_id!r}")
+
+    def check(self, planned: Sequence["Entry"]) -> None:
+        """Raises PackError unless these are its tensors, in this order; checksums are not compared."""
+        if len(planned) != len(self.entries):
+            raise PackError(f"{self.path}: holds {len(self.entries):,} tensors, the model has {len(planned):,}")
+        for found, wanted in zip(self.entries.values(), planned, strict=True):
+            if (found.name, found.kind, found.shape, found.size_bytes) != (
+                wanted.name, wanted.kind, wanted.shape, wanted.size_bytes,
+            ):  # fmt: skip
+                raise PackError(f"{self.path}: tensor {found.described()}, the model has {wanted.described()}")
+
+    def as_opened(self) -> bool:
+        """Whether nobody has written into the file, or cut it, since it was opened. Costs a microsecond."""
+        return self._stamped() == self._stamp
+
+    def changed(self) -> list[str]:
+        """Names of the tensors whose bytes are no longer those that were written, since someone has touched the file.
+        Raises PackError if it is shorter now: the mapping must not be touched any more.
+        """
+        for _ in range(3):
+            stamp = self._stamped()
+            if stamp[0] < len(self._bytes):
+                raise PackError(f"{self.path}: was cut from {len(self._bytes):,} to {stamp[0]:,} bytes while in use")
+            altered = list(self.altered())
+            if self._stamped() == stamp:
+                self._stamp = stamp
+                return altered
+        raise PackError(f"{self.path}: someone keeps writing into it; stop that and load the model again")
+
+    def fingerprint(self) -> str:
+        """What changes when anything about the file does."""
+        return fingerprint(os.fstat(self._file))
+
+    def _stamped(self) -> tuple[int, int]:
+        status = os.fstat(self._file)
+        return status.st_size, status.st_mtime_ns
 
     def data(self, name: str) -> U8:
         """The bytes of a tensor: a read-only view into the mapping, on 64 bytes. Each call makes an array of its own,
@@ -82,13 +138,15 @@ class Pack:
         return np.frombuffer(self._map, np.uint8, end - start, start)
 
     def read(self, name: str, buffers: Buffers) -> U8:
-        """The bytes of a tensor, read into memory of its own, past the page cache where possible; on 64 bytes."""
+        """The bytes of a tensor, read into memory of its own, past the page cache where possible; on 64 bytes. Raises
+        PackError if someone has written into the file and they are others now.
+        """
         start, end = self._offsets[name]
         first = start // PAGE * PAGE
         memory = buffers.take(end - first)
         with self._reading:
             if self._descriptor is None:
-                self._descriptor, self._direct = open_for_streaming(self.path)
+                self._descriptor, self._direct = open_for_streaming(self.path, self._file)
         view, done = memory.data, 0
         while first + done < end:
             count = self._read_some(view[done:], first + done)
@@ -97,7 +155,10 @@ class Pack:
             done += count
         if not self._direct and hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self._descriptor, first, end - first, os.POSIX_FADV_DONTNEED)
-        return memory[start - first : end - first]
+        data = memory[start - first : end - first]
+        if not self.as_opened() and checksum(data) != self.entries[name].checksum:
+            raise AlteredError(f"{self.path}: tensor {name} was altered while in use")
+        return data
 
     def _read_some(self, view: memoryview, offset: int) -> int:
         assert self._descriptor is not None
@@ -110,7 +171,7 @@ class Pack:
         with self._reading:
             if self._direct:
                 os.close(self._descriptor)
-                self._descriptor, self._direct = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC), False
+                self._descriptor, self._direct = os.dup(self._file), False
         return self._read_some(view, offset)
 
     def altered(
@@ -129,6 +190,8 @@ class Pack:
             if self._descriptor is not None:
                 os.close(self._descriptor)
             self._descriptor = None
+            self._close()
+            self._file = -1
 
     def _read_header(self) -> tuple[dict[str, str], dict[str, Entry], dict[str, tuple[int, int]]]:
         size = len(self._bytes)
@@ -139,24 +202,20 @@ class Pack:
             header = json.loads(self._bytes[8 : 8 + length].tobytes())
             metadata = header.pop("__metadata__")
             described = json.loads(metadata["tensors"])
-            offsets = {name: tuple(header[name]["data_offsets"]) for name in described}
-            end = 8 + length + max((entry["data_offsets"][1] for entry in header.values()), default=0)
-            entries = {
-                name: Entry(
-                    name, str(d["kind"]), tuple(d["shape"]), offsets[name][1] - offsets[name][0], str(d["checksum"])
-                )
-                for name, d in described.items()
-            }
-        except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
-            raise PackError(f"{self.path}: the header can't be read: {error!r}") from None
+            entries = {name: _entry(name, d, header[name]["data_offsets"]) for name, d in described.items()}
+            weights_id, version = str(metadata["weights_id"]), str(metadata["everwarm"])
+            written, offsets, end = _layout(weights_id, version, list(entries.values()))
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+            raise PackError(f"{self.path}: the header can't be read: {str(error)[:200]}") from None
+        for key, value in {"format": FORMAT, "version": VERSION, "layout": LAYOUT}.items():
+            if metadata.get(key) != value:
+                raise PackError(f"{self.path}: {key} is {str(metadata.get(key))[:80]!r}, expected {value!r}")
+        if written != self._bytes[: 8 + length].tobytes():
+            raise PackError(f"{self.path}: the header is not as it is written: tensors lie where they should not")
         if end != size:
             raise PackError(f"{self.path}: {size:,} bytes, expected {end:,} (truncated?)")
-        base = 8 + length
-        absolute = {name: (base + start, base + stop) for name, (start, stop) in offsets.items()}
-        for name, (start, stop) in absolute.items():
-            if not base <= start <= stop <= size or start % ALIGNMENT:
-                raise PackError(f"{self.path}: tensor {name} lies at {start:,} to {stop:,} of {size:,}")
-        return metadata, entries, absolute
+        places = {name: (offsets[name], offsets[name] + entry.size_bytes) for name, entry in entries.items()}
+        return metadata, entries, places
 
 
 def write_pack(
@@ -169,15 +228,17 @@ def write_pack(
 ) -> None:
     """Write a pack under a temporary name, put it in place. `fill` writes one tensor's bytes. May raise OSError."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _remove_leftovers(path)
     header, offsets, total = _layout(weights_id, version, entries)
     free = shutil.disk_usage(path.parent).free
     if free < total + (64 << 20):
         raise OSError(f"{total:,} bytes are needed, {free:,} are free")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}{_PART}")
     done, all_bytes = 0, sum(entry.size_bytes for entry in entries)
     summed = []
     try:
-        with temporary.open("w+b") as file:
+        with open(create_new(temporary, 0o644), "w+b") as file:
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)  # says that someone is at it
             file.truncate(total)
             for entry in entries:
                 memory = aligned_bytes(entry.size_bytes)
@@ -202,6 +263,29 @@ def write_pack(
             os.close(directory)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Files that someone began to write and who is no longer there: they can be as large as the model."""
+    for leftover in path.parent.glob(f".{path.name}.*{_PART}"):
+        with suppress(OSError):  # someone's, or gone
+            descriptor = open_regular(leftover)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                leftover.unlink()
+            finally:
+                os.close(descriptor)
+
+
+def _entry(name: str, described: Any, offsets: Any) -> Entry:
+    """What a header says about a tensor. Raises TypeError, ValueError and the like."""
+    start, end = offsets
+    shape, kind, digits = described["shape"], described["kind"], described["checksum"]
+    if not all(type(number) is int and number >= 0 for number in (start, end, *shape)) or type(shape) is not list:
+        raise TypeError(f"tensor {name[:80]}: offsets and shape must be whole numbers")
+    if type(kind) is not str or type(digits) is not str or len(digits) != len(_NO_CHECKSUM) or end < start:
+        raise TypeError(f"tensor {name[:80]}: its kind, checksum or place can't be")
+    return Entry(name, kind, tuple(shape), end - start, digits)
 
 
 def checksum(data: U8) -> str:

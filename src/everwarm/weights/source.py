@@ -5,25 +5,23 @@ built and opened if there is none, and left out (with one warning) where it can'
 """
 
 import logging
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import numpy.typing as npt
 
 from everwarm.errors import PackError
 from everwarm.kernels.backend import F32, Backend, Weight
-from everwarm.kernels.native import NativeBackend
 from everwarm.weights.dequant import dequantize
 from everwarm.weights.gguf import GGUFFile, TensorInfo
 from everwarm.weights.identity import remember_pack, weights_id
 from everwarm.weights.memory import U8, Buffers, root_of
-from everwarm.weights.pack import LAYOUT, Entry, Pack, write_pack
+from everwarm.weights.pack import LAYOUT, AlteredError, Entry, Pack, write_pack
 
 _log = logging.getLogger(__name__)
 
@@ -67,6 +65,14 @@ class Source(Protocol):
     def checksum(self, name: str) -> str | None:
         """Of the bytes that `build` gives, where it is known without building."""
 
+    def altered(self) -> list[str]:
+        """Tensors that were built without memory of their own and are no longer what they were, because someone has
+        written into the file. It is asked before and after each step, and costs a microsecond if nobody has.
+        """
+
+    def mended(self) -> "Source":
+        """Where altered tensors can be had from."""
+
 
 class FileSource:
     """Packs or dequantises out of the GGUF file."""
@@ -76,23 +82,18 @@ class FileSource:
     def __init__(self, file: GGUFFile, backend: Backend) -> None:
         self._file = file
         self._backend = backend
-        self.sizes = {name: _planned(backend, info)[1] for name, info in file.tensors.items()}
+        self.sizes = {name: _planned(backend, info)[2] for name, info in file.tensors.items()}
 
     def build(self, name: str, buffers: Buffers | None) -> Built:
         started = time.thread_time()
-        # Under a budget nothing may stay mapped: pages of a mapping are memory that no budget knows of.
-        data = self._file.data(name) if buffers is None else self._file.read(name)
+        # Nothing may stay mapped: its bytes would change with the file, and no budget knows of pages of a mapping.
+        data = self._file.read(name)
         info = self._file.tensors[name]
 
-        if not isinstance(self._backend, NativeBackend) or len(info.shape) == 1:
-            # Under a budget in memory that goes back to the system when it is free: malloc keeps what it got.
-            out = None if buffers is None else buffers.take(self.sizes[name])[: self.sizes[name]].view(np.float32)
-            array = dequantize(data, info.type, info.shape, out)
-            return Built(array, array.reshape(-1).view(np.uint8), root_of(array), time.thread_time() - started)
         kind, size = self._backend.plan(info.type.name, info.shape)
         memory = (buffers or Buffers()).take(size)[:size]
         self._backend.pack_into(
-            info.type.name, info.shape, data, lambda: dequantize(data, info.type, info.shape), memory
+            info.type.name, info.shape, data, partial(dequantize, data, info.type, info.shape), memory
         )
         tensor = self._backend.attach(kind, info.shape, memory)
         return Built(tensor, memory, root_of(memory), time.thread_time() - started)
@@ -103,26 +104,39 @@ class FileSource:
     def checksum(self, name: str) -> str | None:
         return None
 
+    def altered(self) -> list[str]:
+        return []
+
+    def mended(self) -> Source:
+        return self
+
 
 class PackSource:
     """Maps a pack, or reads from it: nothing is computed."""
 
     reads = True
 
-    def __init__(self, file: GGUFFile, backend: NativeBackend, pack: Pack) -> None:
+    def __init__(self, file: GGUFFile, backend: Backend, pack: Pack) -> None:
         self.pack = pack
         self.sizes = {name: entry.size_bytes for name, entry in pack.entries.items()}
         self._file = file
         self._backend = backend
+        self._bad: set[str] = set()  # tensors that turned out to be altered
 
     def build(self, name: str, buffers: Buffers | None) -> Built:
+        if name in self._bad:
+            return self.mended().build(name, buffers)
         entry = self.pack.entries.get(name)
         if entry is None:
             self._file.data(name)  # the error for an unknown name
         assert entry is not None
-        data = self.pack.data(name) if buffers is None else self.pack.read(name, buffers)
-        vector = entry.kind == "vector"
-        tensor = data.view(np.float32) if vector else self._backend.attach(entry.kind, entry.shape, data)
+        try:
+            data = self.pack.data(name) if buffers is None else self.pack.read(name, buffers)
+        except AlteredError as error:
+            _log.error("%s; built from %s from now on", error, self._file.path)
+            self._bad.add(name)
+            return self.mended().build(name, buffers)
+        tensor = self._backend.attach(entry.kind, entry.shape, data)
         return Built(tensor, data, root_of(data), data.nbytes / _READ_BYTES_S)
 
     def rows(self, name: str, numbers: Sequence[int]) -> F32:
@@ -131,25 +145,33 @@ class PackSource:
     def checksum(self, name: str) -> str | None:
         return self.pack.entries[name].checksum
 
+    def altered(self) -> list[str]:
+        return [] if self.pack.as_opened() else self.pack.changed()
+
+    def mended(self) -> Source:
+        return FileSource(self._file, self._backend)
+
 
 def pack_path(home: Path, weights: str) -> Path:
     return home / "packs" / f"{weights[:32]}.{LAYOUT}.safetensors"
 
 
-def packed_source(file: GGUFFile, backend: NativeBackend, home: Path, progress: Progress | None = None) -> Source:
+def packed_source(file: GGUFFile, backend: Backend, home: Path, progress: Progress | None = None) -> Source:
     """The pack of this model, built now if there is no good one; the file itself if it can't be written."""
     weights = weights_id(file, home)
     path = pack_path(home, weights)
+    planned = [Entry(name, *_planned(backend, info)) for name, info in file.tensors.items()]
     try:
-        return PackSource(file, backend, _open(path, weights, file))
+        return PackSource(file, backend, _open(path, weights, planned))
     except FileNotFoundError:
         _log.info("packing %s into %s", file.path, path)
     except PackError as error:
         _log.warning("%s; building the pack again", error)
     try:
-        _build(file, backend, path, weights, progress)
-        remember_pack(path)
-        return PackSource(file, backend, _open(path, weights, file))
+        _build(file, backend, path, weights, planned, progress)
+        pack = _open(path, weights, planned)
+        remember_pack(pack, pack.fingerprint())
+        return PackSource(file, backend, pack)
     except (OSError, PackError) as error:
         _log.warning("%s: the pack can't be kept, running from memory: %s", path, error)
         return FileSource(file, backend)
@@ -160,31 +182,32 @@ def _rows(file: GGUFFile, name: str, numbers: Sequence[int]) -> F32:
     return dequantize(file.read_rows(name, numbers), info.type, (len(numbers), info.shape[-1]))
 
 
-def _planned(backend: Backend, info: TensorInfo) -> tuple[str, int]:
-    """The form that a tensor gets, and its bytes."""
-    if len(info.shape) == 1 or not isinstance(backend, NativeBackend):
-        return "vector", 4 * math.prod(info.shape)
-    return backend.plan(info.type.name, info.shape)
+def _planned(backend: Backend, info: TensorInfo) -> tuple[str, tuple[int, ...], int]:
+    """The form that a tensor gets: its kind, its shape and its bytes."""
+    kind, size = backend.plan(info.type.name, info.shape)
+    return kind, info.shape, size
 
 
-def _open(path: Path, weights: str, file: GGUFFile) -> Pack:
+def _open(path: Path, weights: str, planned: list[Entry]) -> Pack:
     pack = Pack(path, weights)
-    if pack.entries.keys() != file.tensors.keys():
-        raise PackError(f"{path}: holds {len(pack.entries):,} tensors, the model has {len(file.tensors):,}")
+    try:
+        pack.check(planned)
+    except PackError:
+        pack.close()
+        raise
     return pack
 
 
-def _build(file: GGUFFile, backend: NativeBackend, path: Path, weights: str, progress: Progress | None) -> None:
-    entries = []
-    for name, info in file.tensors.items():
-        kind, size = _planned(backend, info)
-        entries.append(Entry(name, kind, info.shape, size))
-
+def _build(
+    file: GGUFFile,
+    backend: Backend,
+    path: Path,
+    weights: str,
+    planned: list[Entry],
+    progress: Progress | None,
+) -> None:
     def fill(entry: Entry, out: U8) -> None:
-        data, info = file.data(entry.name), file.tensors[entry.name]
-        if entry.kind == "vector":
-            out[:] = dequantize(data, info.type, info.shape).view(np.uint8)
-        else:
-            backend.pack_into(info.type.name, info.shape, data, lambda: dequantize(data, info.type, info.shape), out)
+        data, info = file.read(entry.name), file.tensors[entry.name]
+        backend.pack_into(info.type.name, info.shape, data, partial(dequantize, data, info.type, info.shape), out)
 
-    write_pack(path, weights, entries, fill, version("everwarm"), progress)
+    write_pack(path, weights, planned, fill, version("everwarm"), progress)

@@ -17,6 +17,9 @@ from typing import Any
 
 from everwarm.errors import TemplateError
 
+DEPTH_LIMIT = 64
+"""Nesting of messages, tools and documents."""
+
 Message = dict[str, Any]
 Try = Callable[[list[Message], list[Any] | None], str | None]
 """Renders messages and tools; None if the template raises."""
@@ -162,9 +165,17 @@ def _joined(parts: list[Any], where: str) -> str:
 
 
 def _parsed(arguments: str) -> Any:
-    """What a model wrote as arguments need not be JSON; then the template gets the text."""
+    """What a model wrote as arguments need not be JSON, or may be nested too deep; then the template gets the text."""
     try:
         value = json.loads(arguments)
-    except ValueError:
+    except (ValueError, RecursionError):
         return arguments
-    return value if isinstance(value, dict) else arguments
+    return value if isinstance(value, dict) and not _too_deep(value) else arguments
+
+
+def _too_deep(value: Any) -> bool:
+    level, depth = [value], 0
+    while level and depth < DEPTH_LIMIT:
+        inner = [item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list)]
+        level, depth = [item for items in inner for item in items], depth + 1
+    return bool(level)

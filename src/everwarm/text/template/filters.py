@@ -11,6 +11,7 @@ from typing import Any
 
 import jinja2
 from jinja2 import filters, nodes, tests
+from jinja2.sandbox import safe_range
 from jinja2.utils import Namespace
 
 from everwarm.text.template.meter import (
@@ -42,7 +43,7 @@ def metered(function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)  # keeps Jinja's notes on whether it wants the context
     def counted(*args: Any, **kwargs: Any) -> Any:
         meter().tick()
-        return meter().account(function(*args, **kwargs))
+        return meter().chain(meter().account(function(*args, **kwargs)), *args, *kwargs.values())
 
     return counted
 
@@ -53,9 +54,18 @@ def tojson(
     """JSON as transformers writes it: nothing escaped for HTML, non-ASCII kept unless asked otherwise."""
     for size in (indent, *(separators or ())):
         fit_number(len(size) if isinstance(size, str) else size, 64, "tojson indent or separator")
-    text = json.dumps(value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
+    if indent is None:
+        text = json.dumps(value, ensure_ascii=False, separators=separators, sort_keys=sort_keys)
+    else:  # written in Python, so slow: look at the clock meanwhile
+        encoder = json.JSONEncoder(ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
+        text = "".join(map(_ticked, encoder.iterencode(value)))
     # noncharacters stay: the marks on control tokens are among them
     return re.sub(r"[^\x00-\x7f\ufdd0-\ufdef]+", _escape, text) if ensure_ascii else text
+
+
+def _ticked(text: str) -> str:
+    meter().tick()
+    return text
 
 
 def _escape(found: re.Match[str]) -> str:
@@ -100,6 +110,29 @@ def _round(value: float, precision: int = 0, method: Any = "common") -> float:
     return filters.do_round(value, precision, method)
 
 
+def bounded_range(*args: int) -> range:
+    """Jinja's: at most 100,000 items. Numbers beyond 2**61 share their hash, a million of them hang a dict."""
+    for number in args:
+        fit_number(number, 1 << 53, "range")
+    return safe_range(*args)
+
+
+@jinja2.pass_environment
+def _sum(
+    environment: jinja2.Environment, iterable: Iterable[Any], attribute: str | int | None = None, start: Any = 0
+) -> Any:
+    """Jinja's, but a sum of lists counts what is copied for each of them."""
+    if not isinstance(start, list | tuple):
+        return filters.sync_do_sum(environment, iterable, attribute, start)
+    values = iterable if attribute is None else map(filters.make_attrgetter(environment, attribute), iterable)
+    total: Any = start
+    for value in values:
+        meter().fit(16 * len(total))
+        meter().tick(16 * len(total))
+        total = total + value
+    return total
+
+
 def _trim(value: str, chars: str | None = None) -> str:
     fit_search(str(value), chars)
     return filters.do_trim(value, chars)
@@ -116,6 +149,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "join": _join,
     "replace": _replace,
     "round": _round,
+    "sum": _sum,
     "trim": _trim,
     "tojson": tojson,
 }

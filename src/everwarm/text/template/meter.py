@@ -1,18 +1,26 @@
 """What one rendering of an untrusted template may cost.
 
 In: every operation of the template, announced before it makes something. Out: nothing, or Refused. Invariant: at any
-moment all values made so far fit in `volume` characters and each of them in `value`; whoever calls `tick` often
-enough sees the deadline.
+moment all values made so far fit in `volume` characters, each of them in `value`, and all that was written in `output`.
+Whoever calls `tick` often enough sees the deadline; no operation between two looks at the clock takes longer than a
+second.
 """
 
 import re
-from collections.abc import ItemsView, KeysView, ValuesView
+from collections.abc import ItemsView, Iterator, KeysView, ValuesView
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from time import monotonic, thread_time
+from types import GeneratorType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 NUMBER_BITS = 1 << 16
+DEPTH = 200
+"""Nesting of values. What clients send is nested 64 deep at most. Python hashes and frees some values recursively, on a
+stack that overflows if they are nested 100,000 deep.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +33,8 @@ class Limits:
     value_per_input: int = 16
     volume: int = 64 << 20
     volume_per_input: int = 1024
+    output: int = 16 << 20
+    output_per_input: int = 64
 
 
 class Refused(Exception):  # noqa: N818 - a reason, that becomes a TemplateError
@@ -41,6 +51,8 @@ class Meter:
         self._deadline = monotonic() + self._seconds
         self._value = limits.value + limits.value_per_input * input_size
         self._volume = limits.volume + limits.volume_per_input * input_size
+        self._output = limits.output + limits.output_per_input * input_size
+        self._chained: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # generators over generators: how many
 
     def tick(self, size: int = 0) -> None:
         """Count one operation that makes `size` characters."""
@@ -49,6 +61,12 @@ class Meter:
             raise Refused("it makes too much text")
         if monotonic() > self._deadline:
             self._check_time()
+
+    def write(self, size: int) -> None:
+        """Count text that goes to the output, or to that of a macro, and stays in memory until the end."""
+        self._output -= size
+        if self._output < 0:
+            raise Refused("it writes too much text")
 
     def _check_time(self) -> None:
         """The wall clock is quick to read, but runs on while other threads have the processor."""
@@ -67,38 +85,63 @@ class Meter:
         if isinstance(result, str):
             self.fit(len(result))
             self.tick(len(result))
+        elif isinstance(result, int):
+            if result.bit_length() > NUMBER_BITS:
+                raise Refused(f"a number of more than {NUMBER_BITS:,} bits")
         elif isinstance(result, list | tuple | dict):
             self.tick(self.expanded(result))
         return result
 
     def expanded(self, value: object) -> int:
         """About how many characters `value` takes written out. What is shared counts each time: `==` visits it so."""
-        size = 0
-        stack = [value]
-        while stack:
-            item = stack.pop()
-            if isinstance(item, str):
-                size += len(item)
-            elif isinstance(item, list | tuple | dict | KeysView | ValuesView | ItemsView):
-                size += 16 * len(item)
+        size = depth = 0
+        level = [value]
+        while level:
+            deeper: list[object] = []
+            for item in level:
+                if isinstance(item, str):
+                    size += len(item)
+                elif isinstance(item, list | tuple | dict | KeysView | ValuesView | ItemsView):
+                    size += 16 * len(item)
+                    self.fit(size)
+                    deeper.extend(item)
+                    if isinstance(item, dict):
+                        deeper.extend(item.values())
+                else:
+                    size += 16
                 self.fit(size)
-                stack.extend(item)
-                if isinstance(item, dict):
-                    stack.extend(item.values())
-            else:
-                size += 16
-            self.fit(size)
+            level = deeper
+            depth += 1
+            if depth > DEPTH:
+                raise Refused(f"it nests values more than {DEPTH} deep")
         return size
+
+    def chain(self, made: Any, *sources: object) -> Any:
+        """Count how many generators a new generator reads through, and pass it on."""
+        if isinstance(made, GeneratorType):
+            before = (self._chained.get(source, 0) for source in sources if isinstance(source, GeneratorType))
+            length = max(before, default=0) + 1
+            if length > DEPTH:
+                raise Refused(f"it chains more than {DEPTH} filters")
+            self._chained[made] = length
+        return made
 
 
 _current: ContextVar[Meter] = ContextVar("everwarm_template_meter")
 
-start = _current.set
-stop = _current.reset
+
+@contextmanager
+def running(meter: Meter) -> Iterator[None]:
+    """What is done within is counted by this meter."""
+    before = _current.set(meter)
+    try:
+        yield
+    finally:
+        _current.reset(before)
 
 
 def meter() -> Meter:
-    """The meter of the rendering that runs in this thread.
+    """The meter that runs in this thread.
 
     There is none while a template is compiled: Jinja's constant folding then fails with LookupError, which it takes for
     "not constant", so that all work is left to run time.
@@ -133,9 +176,9 @@ def fit_replace(text: str, old: str, new: str) -> None:
     meter().fit(len(text) + (text.count(old) if old else len(text) + 1) * len(new))
 
 
-def fit_join(separator: str, items: list[Any]) -> None:
-    """Bound `separator.join(items)`."""
-    meter().fit(meter().expanded(items) + len(separator) * len(items))
+def fit_join(separator: str, items: list[Any], growth: int = 1) -> None:
+    """Bound `separator.join(items)`, where each item may grow before it is joined."""
+    meter().fit(growth * meter().expanded(items) + len(separator) * len(items))
 
 
 def fit_split(text: str, separator: Any) -> None:
@@ -146,7 +189,7 @@ def fit_split(text: str, separator: Any) -> None:
 
 def fit_search(text: str, wanted: Any) -> None:
     """Bound what takes time in the product of both lengths: searching from the right, stripping a set of characters."""
-    if isinstance(wanted, str) and len(text) * len(wanted) > 1 << 32:
+    if isinstance(wanted, str) and len(text) * len(wanted) > 1 << 28:
         raise Refused("search or strip with an argument that is too long")
 
 

@@ -1,8 +1,8 @@
 """Puts into a parsed template what Jinja has no hook for: the meter in loops and literals, the marks on control tokens.
 
 In: a syntax tree. Out: the same tree, changed in place. Every turn of a loop passes the filter `turn`, every list,
-tuple or dict that is written down `made`, every `~` is `joined`, and each control token in the template's own text is
-marked as such.
+tuple or dict that is written down `made`, every slice `sliced`, every `~` is `joined`, and each control token in the
+template's own text is marked as such.
 
 Literals that are only compared with or searched for stay unmarked: `'<|eot|>' in message.content` asks about the
 message.
@@ -71,7 +71,7 @@ class Rewriter(NodeTransformer):
         node.node = self.visit(node.node)
         if not isinstance(node.arg, nodes.Const):
             node.arg = self.visit(node.arg)
-        return node
+        return self._pass(node, "sliced") if isinstance(node.arg, nodes.Slice) else node
 
     def visit_Pair(self, node: nodes.Pair) -> nodes.Node:  # noqa: N802
         """Of a dict, the values may be written; the keys are looked up."""

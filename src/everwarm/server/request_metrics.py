@@ -1,0 +1,78 @@
+"""Metrics of requests: what each of them took, told as it ends. One set for all of them, and one per tenant."""
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+from everwarm.server.log import Line
+
+_FIRST = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60)
+_BETWEEN = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.5, 1, 5)
+
+_REASONS = (
+    ("exact", "exact"),
+    ("extended", "extended"),
+    ("diverged at", "diverged"),
+    ("prefix of another history", "shared"),
+    ("no such agent", "new"),
+    ("no prefix of it is known", "new"),
+    ("other ", "incompatible"),
+    ("its manifest", "incompatible"),
+    ("evicted by quota", "evicted"),
+    ("dropped from memory", "evicted"),
+    ("the store is switched off", "evicted"),
+    ("computing is faster", "recomputed"),
+    ("KV budget", "recomputed"),
+    ("nothing was looked up", "off"),
+)
+
+
+def reason_class(reason: str) -> str:
+    """The reason of a receipt as one of few words: those are labels, its details are not."""
+    for beginning, name in _REASONS:
+        if reason.startswith(beginning):
+            return name
+    return "lost" if reason else "none"  # a damaged file, a disk that can't be read
+
+
+class RequestMetrics:
+    """What requests took."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._requests = Counter(
+            "everwarm_requests", "Requests by route and status.", ("route", "status"), registry=registry
+        )
+        self._first = Histogram(
+            "everwarm_time_to_first_token_seconds", "From the request to its first token, by tier of its prefix.",
+            ("tier",), buckets=_FIRST, registry=registry,
+        )  # fmt: skip
+        self._between = Histogram(
+            "everwarm_inter_token_seconds", "From one token of an answer to the next.",
+            buckets=_BETWEEN, registry=registry,
+        )  # fmt: skip
+        self._tokens = Counter(
+            "everwarm_tokens", "Tokens of prompts, of these not computed again (cached), and of answers.", ("kind",),
+            registry=registry,
+        )  # fmt: skip
+        self._lookups = Counter(
+            "everwarm_lookups", "Prefixes looked up, by tier and class of reason.", ("tier", "reason"),
+            registry=registry,
+        )  # fmt: skip
+        self._gone = Counter("everwarm_cancelled_requests", "Requests whose client went away.", registry=registry)
+        for kind in ("prompt", "cached", "completion"):
+            self._tokens.labels(kind)
+
+    def observe(self, line: Line) -> None:
+        """A request is over."""
+        self._requests.labels(line.route, str(line.status)).inc()
+        if line.status == 499:
+            self._gone.inc()
+        if (done := line.done) is None:
+            return
+        if done.ttft_s is not None:
+            self._first.labels(done.tier or "none").observe(done.ttft_s)
+        for seconds in done.inter_token_s:
+            self._between.observe(seconds)
+        self._tokens.labels("prompt").inc(done.prompt_tokens)
+        self._tokens.labels("cached").inc(done.cached_tokens)
+        self._tokens.labels("completion").inc(done.completion_tokens)
+        if done.tier:
+            self._lookups.labels(done.tier, reason_class(done.reason)).inc()
