@@ -4,15 +4,18 @@ BIN := .venv/bin
 PEERS := .venv-peers/bin
 INSTALLED := .venv/installed
 NATIVE := CMakeLists.txt $(wildcard src/native/*)
+# A file of tests runs in one process, since its tests share servers and models.
+PARALLEL := --numprocesses logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 CXX_FILES := $(wildcard src/native/*.cpp src/native/*.h tests/native/*.cpp)
 
-.PHONY: docs demo test fuzz torture soak test-models wheel test-wheel sanitize serve check bench peers format clean help
+.PHONY: docs demo test soak soak-store fuzz torture test-models wheel test-wheel sanitize serve check bench peers format clean help
 
 help:
 	@echo "make demo    install, pull a small model; two agents talk, the server is killed, both return"
 	@echo "make test    install what the tests need and run them"
+	@echo "make soak    the long forms of tests that \`make test\` runs in a short form"
 	@echo "make torture  thousands of processes that are killed while agents talk (CYCLES=5000)"
-	@echo "make soak    faults, power loss and threads in the agent store, over new seeds (MINUTES=20)"
+	@echo "make soak-store  faults, power loss and threads in the agent store, over new seeds (MINUTES=20)"
 	@echo "make fuzz    the property-based tests with new random examples"
 	@echo "make test-models  logits and perplexity on Qwen2.5-Coder too (fetches 480 MB)"
 	@echo "make sanitize  kernel tests under AddressSanitizer and UBSan, thread pool under ThreadSanitizer (needs g++)"
@@ -28,7 +31,11 @@ demo: $(INSTALLED)
 
 test: $(INSTALLED)
 	@$(BIN)/everwarm pull smollm2 >/dev/null
-	$(BIN)/pytest
+	$(BIN)/pytest $(PARALLEL)
+
+soak: $(INSTALLED)
+	@$(BIN)/everwarm pull smollm2 >/dev/null
+	$(BIN)/pytest $(PARALLEL) --timeout 3600 -m soak
 
 fuzz: $(INSTALLED)
 	$(BIN)/pytest --hypothesis-profile=fuzz -m hypothesis
@@ -36,11 +43,11 @@ fuzz: $(INSTALLED)
 torture: $(INSTALLED)
 	$(BIN)/python tests/kv/torture.py $(or $(CYCLES),5000)
 
-soak: $(INSTALLED)
+soak-store: $(INSTALLED)
 	$(BIN)/python tests/kv/soak.py $(or $(MINUTES),20)
 
 test-models: $(INSTALLED)
-	EVERWARM_TEST_QWEN=$$($(BIN)/python tests/golden/fetch_models.py qwen2.5-coder) $(BIN)/pytest -s tests/model/test_golden_logits.py
+	EVERWARM_TEST_QWEN=$$($(BIN)/python tests/golden/fetch_models.py qwen2.5-coder) $(BIN)/pytest -s -m 'soak or not soak' tests/model/test_golden_logits.py
 
 # A second build beside .venv's. -S leaves out the hook of the editable install, which would win over PYTHONPATH. Sanitizers abort, so that
 # pytest prints the test it was in; they write to a stderr that pytest must not capture. Python leaks by design.

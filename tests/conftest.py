@@ -1,6 +1,18 @@
-"""Fixtures that several tests share."""
+"""Fixtures that several tests share, and what makes tests independent of each other and of whoever runs them.
+
+`make test` runs files of tests in several processes at once. Each process has an EVERWARM_HOME of its own, which is
+deleted when it ends; only the demo model is read from the home of the person who runs the tests.
+"""
 
 import os
+
+# Threads of BLAS spin while they wait for each other: beside other processes that takes many times as long. Set before
+# anything imports NumPy.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,13 +26,28 @@ settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.register_profile("fuzz", deadline=None, print_blob=True)
 settings.load_profile("repeatable")
 
-os.environ[config.PREFIX + "WARM"] = "off"  # what tests say is not kept in the home of the person who runs them
+os.environ[config.PREFIX + "WARM"] = "off"  # tests that keep agents on disk say so
+
+USERS_HOME = config.home()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests first: the processes then end at about the same time."""
+    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: item.path not in slow)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_home() -> Iterator[None]:
+    with tempfile.TemporaryDirectory(prefix="everwarm-tests-") as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv(config.PREFIX + "HOME", folder)
+        yield
 
 
 @pytest.fixture(scope="session")
 def smollm2_path() -> Path:
     """The demo model, pulled into the user's home if it is not there (`make test` has done so)."""
-    return pull("smollm2", config.home())
+    return pull("smollm2", USERS_HOME)
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,7 @@ from everwarm.kernels.native import NativeBackend
 from everwarm.kernels.reference import ReferenceBackend
 from everwarm.model.transformer import Span, Transformer
 from model.test_transformer import new_kv, opened
+from short_and_long import short_and_long
 from tiny import Tiny
 
 ISA = _native.supported_isas()[0]
@@ -85,11 +86,12 @@ def test_seven_others_in_the_batch_change_no_bit(tiny_path: Path, kv_type: str) 
 
 @pytest.mark.model
 @pytest.mark.slow
-def test_fifty_prompts_of_the_real_model(smollm2_path: Path) -> None:
+@short_and_long("count", 16, 50)
+def test_prompts_of_the_real_model(smollm2_path: Path, count: int) -> None:
     model, one, three = (native(smollm2_path, threads=threads) for threads in (2, 1, 3))
-    prompts = random_prompts(50, 49152, 90)
+    prompts = random_prompts(count, 49152, 90)
     alone = [logits(model, prompt) for prompt in prompts]
-    for first in range(0, 48, 8):
+    for first in range(0, count - 7, 8):
         batch = together(model, prompts[first : first + 8], 32)
         assert all((a == b).all() for a, b in zip(batch, alone[first : first + 8], strict=True))
     for i, (prompt, expected) in enumerate(zip(prompts, alone, strict=True)):

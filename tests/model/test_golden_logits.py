@@ -9,6 +9,7 @@ import pytest
 import everwarm
 from everwarm.engine.sampler import log_softmax
 from golden.texts import PROSE, PROSE_TOKENS, SCORE_WINDOW, TEXTS
+from short_and_long import short_and_long
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 
@@ -59,8 +60,11 @@ def test_last_row_equals_that_of_transformers(case: Case) -> None:
     assert np.abs(logits[-1] - case.golden["chat_last_row"]).max() <= MAX_LOGIT_DIFFERENCE
 
 
-def test_perplexity_and_best_tokens_agree_with_llama_cpp(case: Case) -> None:
+@short_and_long("windows", 2, 7)  # 7: all of it
+def test_perplexity_and_best_tokens_agree_with_llama_cpp(case: Case, windows: int) -> None:
     tokens = case.llm.tokenize(PROSE)
+    assert len(tokens) >= 5 * SCORE_WINDOW
+    tokens = tokens[: windows * SCORE_WINDOW]
     best, nll = [], []
     for low in range(0, len(tokens), SCORE_WINDOW):
         window = tokens[low : low + SCORE_WINDOW]
@@ -70,9 +74,9 @@ def test_perplexity_and_best_tokens_agree_with_llama_cpp(case: Case) -> None:
             targets = np.asarray(window[at + 1 : at + 257])
             logprobs = log_softmax(logits[at : at + len(targets)])
             nll.append(-logprobs[np.arange(len(targets)), targets])
-    assert len(tokens) >= 8192
-    ratio = math.exp(np.concatenate(nll).mean() - case.golden["llama_nll"].mean(dtype=np.float64))
-    agreement = (np.concatenate(best) == case.golden["llama_best"]).mean()
+    ours = np.concatenate(nll)
+    ratio = math.exp(ours.mean() - case.golden["llama_nll"][: len(ours)].mean(dtype=np.float64))
+    agreement = (np.concatenate(best) == case.golden["llama_best"][: len(tokens)]).mean()
     print(f"\n{len(tokens)} tokens: perplexity {ratio:.5f} x llama.cpp's, top-1 agreement {agreement:.4f}")
     assert 1 / MAX_PERPLEXITY_RATIO <= ratio <= MAX_PERPLEXITY_RATIO
     assert agreement >= MIN_TOP1_AGREEMENT

@@ -14,6 +14,7 @@ import pytest
 from running import LETTERS, Running, running
 
 from everwarm.server.serving import Limits
+from short_and_long import short_and_long
 from tiny import Tiny
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -244,7 +245,8 @@ def test_blocks_are_free_within_a_step_when_the_client_has_gone(
 
 
 @pytest.mark.slow
-def test_a_thousand_clients_that_go_away_leave_nothing_behind(server: Running) -> None:
+@short_and_long("clients", 300, 1000)
+def test_clients_that_go_away_leave_nothing_behind(server: Running, clients: int) -> None:
     def some(count: int, first: int) -> None:
         for number in range(first, first + count):
             content = f"{number % 7} " * (10 + 80 * (number % 3))
@@ -260,7 +262,7 @@ def test_a_thousand_clients_that_go_away_leave_nothing_behind(server: Running) -
     wait_until(lambda: settled(server))
     threads, files = held()
     memory = rss_bytes()
-    some(1000, 50)
+    some(clients, 50)
     wait_until(lambda: settled(server))
     wait_until(lambda: held()[1] <= files + 4)
     assert held()[0] <= threads + 8

@@ -10,17 +10,18 @@ import pytest
 from running import LETTERS, process
 
 import everwarm
+from short_and_long import short_and_long
 from tiny import Tiny
 
 AGENTS, TURNS, TOKENS = 32, 5, 12
 
 
-def talk(url: str, number: int, options: dict[str, Any]) -> list[str]:
+def talk(url: str, number: int, options: dict[str, Any], turns: int) -> list[str]:
     """All turns of one agent: what it said."""
     messages: list[dict[str, str]] = [{"role": "system", "content": f"You are agent {number}. " + "Be brief. " * 6}]
     said = []
     with httpx.Client(base_url=url, timeout=300) as client:
-        for turn in range(TURNS):
+        for turn in range(turns):
             messages.append({"role": "user", "content": f"{turn}. Tell me of the number {number * 7 + turn}."})
             body = {"messages": messages, "temperature": 0, "max_tokens": TOKENS, **options}
             answer = client.post("/v1/chat/completions", json=body, headers={"X-Agent-Id": f"agent-{number}"})
@@ -38,20 +39,20 @@ def metric(url: str, name: str) -> float:
     return float(found[1])
 
 
-def at_once_and_one_by_one(path: Path, home: Path, budget: int, options: dict[str, Any]) -> float:
+def at_once_and_one_by_one(path: Path, home: Path, budget: int, options: dict[str, Any], turns: int = TURNS) -> float:
     """Compare; returns by how much the process grew while all talked."""
     flags = ("--kv-budget", str(budget), "--context", "2048", "--restore", "always")
     with process(path, *flags, home=home / "all") as url:
         before = metric(url, "process_resident_memory_bytes")
         with ThreadPoolExecutor(AGENTS) as threads:
-            at_once = list(threads.map(lambda number: talk(url, number, options), range(AGENTS)))
+            at_once = list(threads.map(lambda number: talk(url, number, options, turns), range(AGENTS)))
         grown = metric(url, "process_resident_memory_bytes") - before
         assert metric(url, 'tier_bytes{tier="hot"}') <= budget
         assert metric(url, "restored_blocks_total") > 0
         assert metric(url, "weight_cache_misses_total") == 0
         assert metric(url, "corrupt_blocks_total") == metric(url, "save_errors_total") == 0
     with process(path, home=home / "one") as url:
-        assert [talk(url, number, options) for number in range(AGENTS)] == at_once
+        assert [talk(url, number, options, turns) for number in range(AGENTS)] == at_once
     return grown
 
 
@@ -66,8 +67,9 @@ def test_tiny(tmp_path: Path) -> None:
 
 @pytest.mark.model
 @pytest.mark.slow
-def test_a_real_model_in_bounded_memory(smollm2_path: Path, tmp_path: Path) -> None:
-    """An agent of 350 tokens has 6 blocks of 1.5 MB: 32 of them would take 280 MiB."""
+@short_and_long("turns", 2, 5)
+def test_a_real_model_in_bounded_memory(smollm2_path: Path, tmp_path: Path, turns: int) -> None:
+    """An agent has 6 blocks of 1.5 MB after 5 turns, 3 after 2: 32 of them would take 280 or 140 MiB."""
     budget = 40 << 20
-    grown = at_once_and_one_by_one(smollm2_path, tmp_path, budget, {})
+    grown = at_once_and_one_by_one(smollm2_path, tmp_path, budget, {}, turns)
     assert grown <= budget + (100 << 20)  # activations of a prefill, 32 threads, the index

@@ -23,6 +23,7 @@ from schemathesis.specs.openapi.checks import (
 
 from everwarm.server import anthropic, openai
 from everwarm.server.serving import Limits
+from short_and_long import short_and_long
 from tiny import Tiny
 
 CHECKS = [status_code_conformance, content_type_conformance, response_schema_conformance, not_a_server_error]
@@ -37,7 +38,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 
 EACH = settings(
-    max_examples=40,
     deadline=None,
     derandomize=True,
     database=None,
@@ -54,8 +54,11 @@ def test_the_schema_names_every_route(server: Running) -> None:
 
 
 @pytest.mark.slow
+@short_and_long("examples", 15, 60)
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
-def test_no_request_that_the_schema_allows_or_forbids_breaks_the_server(server: Running, mode: GenerationMode) -> None:
+def test_no_request_that_the_schema_allows_or_forbids_breaks_the_server(
+    server: Running, mode: GenerationMode, examples: int
+) -> None:
     schema = schemathesis.openapi.from_url(server.url + "/openapi.json")
     failures: dict[str, str] = {}
     known = cycle([True, False])
@@ -64,7 +67,7 @@ def test_no_request_that_the_schema_allows_or_forbids_breaks_the_server(server: 
     for found in schema.get_all_operations():
         operation = found.ok()
 
-        @EACH
+        @settings(EACH, max_examples=examples)
         @given(case=operation.as_strategy(generation_mode=mode))
         def each(case: Any) -> None:
             if "name" in case.path_parameters and next(known):  # else hardly one would be of an agent that is there

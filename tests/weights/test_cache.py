@@ -21,6 +21,7 @@ from everwarm.weights.memory import Buffers, root_of
 from everwarm.weights.place import ring_bytes
 from everwarm.weights.ring import Flight
 from everwarm.weights.source import Built, Source
+from short_and_long import short_and_long
 from tiny import Tiny
 
 LAYERS, PER_LAYER, SIZE = 8, 4, 4096
@@ -435,7 +436,8 @@ def test_preloading_in_one_thread_and_computing_in_another_changes_nothing() -> 
 
 @pytest.mark.parametrize("budget", [Share(0.25), Share(0.6), None])
 @pytest.mark.parametrize("policy", ["value", "lru", "pinned-prefix"])
-def test_eight_threads_of_random_operations(budget: Share | None, policy: str) -> None:
+@short_and_long("operations", 2_000, 10_000)
+def test_eight_threads_of_random_operations(budget: Share | None, policy: str, operations: int) -> None:
     """Against a plain count of what was asked: no deadlock, no double work, no wrong bytes, exact accounting."""
     random_delay = random.Random(0)
     source = Memory(delay=lambda: random_delay.choice((0, 0, 0, 0.0001)))
@@ -445,7 +447,7 @@ def test_eight_threads_of_random_operations(budget: Share | None, policy: str) -
 
     def work(number: int) -> None:
         choose = random.Random(number)
-        for _ in range(10_000):
+        for _ in range(operations):
             name = choose.choice(NAMES)
             what = choose.random()
             if what < 0.8:
