@@ -1,4 +1,4 @@
-"""Any sequence of deeds in a world where everything can go wrong: see `kv.world`. `make soak MINUTES=20` does the same
+"""Any sequence of deeds in a world where everything can go wrong: see `kv.world`. `make soak-store MINUTES=20` does the same
 for long, over many seeds.
 """
 
