@@ -270,6 +270,19 @@ def test_a_connection_that_is_answered_is_never_closed_for_another(model: Path, 
         assert all(is_open(connection) for connection in talking)
 
 
+def test_many_that_connect_at_once_are_all_accepted(model: Path, tmp_path: Path) -> None:
+    """More than the system holds by default before it has clients try again, a second later."""
+    with running(model, tmp_path) as server, ExitStack() as stack:
+        together = [stack.enter_context(socket.socket()) for _ in range(500)]
+        for connection in together:
+            connection.setblocking(False)
+            connection.connect_ex((httpx.URL(server.url).host, httpx.URL(server.url).port))
+        for connection in together:
+            connection.settimeout(60)
+            connection.sendall(get("/health"))
+        assert all(connection.recv(1 << 16).startswith(b"HTTP/1.1 200 ") for connection in together)
+
+
 # Descriptors ----------------------------------------------------------------------------------------------------------
 
 

@@ -79,7 +79,7 @@ def serve(
             min=1,
             max=60_000,
         ),
-    ] = 4096,
+    ] = 8192,
     max_connections_per_address: Annotated[
         int | None,
         typer.Option(

@@ -30,9 +30,7 @@ def create_app(
     app = FastAPI(
         title="everwarm",
         description="A local LLM that never computes the same thing twice.",
-        openapi_url="/openapi.json",
-        redoc_url=None,
-        swagger_ui_oauth2_redirect_url=None,
+        openapi_url=None,  # `schema` serves it
         middleware=[  # from the outside in
             Middleware(log.RequestLog, serving=serving, observe=metrics.observe),
             *origin_middleware(origins),

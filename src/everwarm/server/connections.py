@@ -29,10 +29,10 @@ class Silence(IntEnum):
 class ConnectionLimits:
     """How many connections, and how long one may be silent."""
 
-    in_all: int = 4096
-    per_address: int = 2048
+    in_all: int = 8192
+    per_address: int = 4096
     proxies: tuple[IPNetwork, ...] = ()  # addresses that speak for many: only the limit in all counts
-    head_s: float = 10.0  # from the first moment, or the first byte of a next request, to the end of its head
+    head_s: float = 30.0  # from the first moment, or the first byte of a next request, to the end of its head
     idle_s: float = 30.0  # between two requests
     stalled_s: float = 60.0  # not reading the answer
     closing_s: float = 5.0  # reading what was sent before the connection was closed

@@ -1,7 +1,7 @@
 """The HTTP server: uvicorn, with connections that are counted, timed and closed when they only sit there.
 
-Connections are accepted one at a time, so that there are never more open descriptors than places (`connections`).
-asyncio's own listener accepts everything that waits, and only then tells anyone.
+Connections are accepted a few at a time, so that there are never many more open descriptors than places
+(`connections`). asyncio's own listener accepts everything that waits, and only then tells anyone.
 """
 
 import asyncio
@@ -29,6 +29,12 @@ FULL = (
     b"connection: close\r\n\r\n%b" % (len(_SAID), _SAID)
 )
 """What a client is told for whom there is no place."""
+
+BACKLOG = 2048
+"""Connections that the system holds until they are accepted; beyond that, it has clients try again after a second."""
+
+AT_ONCE = 32
+"""Connections that are accepted before the event loop does something else."""
 
 LOG_EVERY_S = 1.0
 """How often it is logged that connections can't be accepted."""
@@ -111,6 +117,7 @@ class Listener:
 
     def __init__(self, server: "HttpServer", listener: socket.socket) -> None:
         listener.setblocking(False)
+        listener.listen(BACKLOG)
         self._server, self._listener = server, listener
         self._task = asyncio.get_running_loop().create_task(self._accept())
 
@@ -125,23 +132,34 @@ class Listener:
         loop, logged = asyncio.get_running_loop(), 0.0
         while True:
             try:
-                client, peer = await loop.sock_accept(self._listener)
+                first = await loop.sock_accept(self._listener)
             except OSError as error:  # it has gone already; or descriptors or memory are short
                 if time.monotonic() > logged + LOG_EVERY_S:
                     logged = time.monotonic()
                     _log.warning("a connection was not accepted: %s", error.strerror or error)
                 await asyncio.sleep(0.05)
                 continue
-            place = self._server.places.take(peer[0] if isinstance(peer, tuple) else "")
-            if place is None:
-                _refuse(client)
-                continue
-            try:
-                await loop.connect_accepted_socket(partial(self._server.connection, place), client)
-            except Exception as error:
-                _log.warning("a connection was not accepted: %s", error)
-                place.leave()
-                client.close()
+            await asyncio.gather(*(self._admit(*one) for one in (first, *self._waiting())))
+
+    def _waiting(self) -> Iterator[tuple[socket.socket, Any]]:
+        """Some more that wait already: the event loop may be slow to come back."""
+        with contextlib.suppress(OSError):  # no more
+            for _ in range(AT_ONCE):
+                yield self._listener.accept()
+
+    async def _admit(self, client: socket.socket, peer: Any) -> None:
+        place = self._server.places.take(peer[0] if isinstance(peer, tuple) else "")
+        if place is None:
+            _refuse(client)
+            return
+        try:
+            client.setblocking(False)
+            loop = asyncio.get_running_loop()
+            await loop.connect_accepted_socket(partial(self._server.connection, place), client)
+        except Exception as error:
+            _log.warning("a connection was not accepted: %s", error)
+            place.leave()
+            client.close()
 
 
 class HttpServer(uvicorn.Server):
@@ -191,9 +209,11 @@ class HttpServer(uvicorn.Server):
             await asyncio.sleep(every_s)
             # A loop that was held up hears its clients late: that time is not theirs.
             now = min(time.monotonic(), slept + every_s)
-            for connection in list(self.server_state.connections):
+            for number, connection in enumerate(list(self.server_state.connections)):
                 if isinstance(connection, Connection):
                     connection.check(now)
+                if number % AT_ONCE == 0:
+                    await asyncio.sleep(0)  # thousands that are closed at once would hold up everyone
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -1,5 +1,6 @@
 """For those who run the server: is it well, what is it doing."""
 
+import asyncio
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -22,10 +23,14 @@ def router(serving: Serving, metrics: Metrics) -> APIRouter:
             return JSONResponse(stopping, 503, {"Retry-After": "5"})
         return JSONResponse({"status": "ok", "model": serving.name})
 
-    # Not asynchronous: what it asks takes locks.
+    scraping = asyncio.Lock()
+
     @api.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
-    def scrape(request: Request) -> Response:
+    async def scrape(request: Request) -> Response:
         """Metrics in Prometheus' text format: of everything for an operator, of its own requests for a tenant."""
-        return Response(metrics.text(serving.keys.caller(request.headers)), media_type=CONTENT_TYPE_LATEST)
+        caller = serving.keys.caller(request.headers)
+        async with scraping:  # one at a time, beside the event loop: it takes milliseconds, and locks
+            text = await asyncio.to_thread(metrics.text, caller)
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     return api

@@ -6,10 +6,14 @@ FastAPI knows the types of the routes only; what they check by themselves is add
 from typing import Any
 
 from fastapi import FastAPI
+from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.openapi.utils import get_openapi
+from fastapi.responses import JSONResponse, Response
 
 from everwarm.server import anthropic, openai
 from everwarm.server.content import ROLES
+
+SCHEMA = "/openapi.json"
 
 REFUSALS = {
     "400": "The request can't be understood, or asks for what the model can't do.",
@@ -72,7 +76,7 @@ _STREAMS = ("/v1/chat/completions", "/v1/completions", "/v1/messages")
 
 
 def install(app: FastAPI) -> None:
-    """Replace the application's schema."""
+    """Replace the application's schema, and serve it, with a page to try it."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -80,6 +84,18 @@ def install(app: FastAPI) -> None:
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
+    written: list[bytes] = []
+
+    async def schema() -> Response:
+        if not written:  # once: it takes milliseconds
+            written.append(bytes(JSONResponse(app.openapi()).body))
+        return Response(written[0], media_type="application/json")
+
+    async def page() -> Response:
+        return get_swagger_ui_html(openapi_url=SCHEMA, title=app.title)
+
+    app.add_api_route(SCHEMA, schema, include_in_schema=False)
+    app.add_api_route("/docs", page, include_in_schema=False)
 
 
 def _described(app: FastAPI) -> dict[str, Any]:
