@@ -72,7 +72,7 @@ class Crowd:
         for worker in workers:
             worker.start()
         for worker in workers:
-            worker.join(120)
+            worker.join(400)
             if worker.is_alive():
                 faulthandler.dump_traceback(all_threads=True)
                 raise AssertionError("a deadlock: see the stacks above")

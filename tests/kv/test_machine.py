@@ -1,5 +1,5 @@
-"""Any sequence of deeds in a world where everything can go wrong: see `kv.world`. `make soak-store MINUTES=20` does the
-same for long, over many seeds.
+"""Any sequence of deeds in a world where everything can go wrong: see `kv.world`. `make soak-store MINUTES=20` does
+the same for long, over many seeds.
 """
 
 import errno
