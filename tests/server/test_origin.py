@@ -196,6 +196,13 @@ def test_a_refusal_has_anthropics_shape_on_its_routes(server: Running) -> None:
     assert (refused["type"], refused["error"]["type"]) == ("error", "permission_error")
 
 
+def test_the_page_to_try_the_api_can_send_nothing_elsewhere(server: Running) -> None:
+    page = http.get(server.url + "/docs")
+    assert "swagger-ui" in page.text
+    policy = page.headers["Content-Security-Policy"]
+    assert {"default-src 'none'", "connect-src 'self'", "frame-ancestors 'none'"} <= set(policy.split("; "))
+
+
 # --cors ---------------------------------------------------------------------------------------------------------------
 
 PREFLIGHT = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type,x-agent-id"}

@@ -15,6 +15,13 @@ from everwarm.server.content import ROLES
 
 SCHEMA = "/openapi.json"
 
+_CDN = "https://cdn.jsdelivr.net"
+_PAGE_MAY = (
+    f"default-src 'none'; script-src {_CDN} 'unsafe-inline'; style-src {_CDN} 'unsafe-inline'; "
+    f"img-src {_CDN} https://fastapi.tiangolo.com data:; connect-src 'self'; frame-ancestors 'none'; base-uri 'none'"
+)
+"""The page's code comes from elsewhere, and can ask this server everything: it must not send that anywhere else."""
+
 REFUSALS = {
     "400": "The request can't be understood, or asks for what the model can't do.",
     "401": "An API key is needed.",
@@ -92,7 +99,9 @@ def install(app: FastAPI) -> None:
         return Response(written[0], media_type="application/json")
 
     async def page() -> Response:
-        return get_swagger_ui_html(openapi_url=SCHEMA, title=app.title)
+        shown = get_swagger_ui_html(openapi_url=SCHEMA, title=app.title)
+        shown.headers["Content-Security-Policy"] = _PAGE_MAY
+        return shown
 
     app.add_api_route(SCHEMA, schema, include_in_schema=False)
     app.add_api_route("/docs", page, include_in_schema=False)
