@@ -204,6 +204,29 @@ def test_a_pack_that_lies_about_its_tensors_is_built_again(
     assert path.read_bytes() == good
 
 
+def test_a_swap_of_bytes_and_checksums_is_noticed_where_the_pack_was_written(
+    model: Path, home: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The header is the one that would be written for these bytes; but they were others."""
+    expected = logits(model)
+    path = the_pack(home)
+    opened = Pack(path)
+    a, b = (opened.entries[f"blk.0.ffn_{name}.weight"] for name in ("gate", "up"))
+    good = path.read_bytes()
+    changed = bytearray(good)
+    for here, there in ((a, b), (b, a)):
+        start, end = opened._offsets[here.name]
+        changed[start:end] = opened.data(there.name).tobytes()
+        at = good.index(here.checksum.encode())
+        changed[at : at + 16] = there.checksum.encode()
+    path.write_bytes(changed)
+    assert [*Pack(path).altered()] == []
+    with caplog.at_level(logging.WARNING):
+        assert (logits(model) == expected).all()
+    assert "its checksums are not those of the pack that was written here; building the pack again" in caplog.text
+    assert path.read_bytes() == good
+
+
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_no_change_of_a_header_goes_unnoticed(packed: Path, tmp_path: Path, data: st.DataObject) -> None:

@@ -18,6 +18,7 @@ from everwarm.weights.gguf import GGUFFile
 from everwarm.weights.pack import Pack
 
 REMEMBERED, PACKS = "weights-ids.json", "packs-as-written.json"
+_HEADER = " header "
 _MOST = 1000  # entries; the oldest are forgotten
 _MOST_BYTES = 64 << 20  # of such a file; a model of 100 parts takes 10,000 bytes
 
@@ -38,7 +39,7 @@ def remember_pack(pack: Pack, seen: str) -> None:
     """This pack is as it was written. `seen`: its fingerprint before it was looked at."""
     if pack.fingerprint() != seen:
         return
-    known, now = _read(_packs(pack.path)), {pack.path.name: seen}
+    known, now = _read(_packs(pack.path)), {pack.path.name: f"{seen}{_HEADER}{pack.header_digest}"}
     if known | now != known:
         _write(_packs(pack.path), known | now)
 
@@ -46,7 +47,15 @@ def remember_pack(pack: Pack, seen: str) -> None:
 def pack_was_touched(pack: Pack) -> bool:
     """Whether something has happened to a pack since then; False if nothing is remembered of it."""
     known = _read(_packs(pack.path)).get(pack.path.name)
-    return known is not None and known != pack.fingerprint()
+    return known is not None and known.partition(_HEADER)[0] != pack.fingerprint()
+
+
+def pack_is_another(pack: Pack) -> bool:
+    """Whether a pack says something else than the one that was written here: other checksums, so other bytes. False if
+    nothing is remembered of it.
+    """
+    _, known, header = _read(_packs(pack.path)).get(pack.path.name, "").partition(_HEADER)
+    return bool(known) and header != pack.header_digest
 
 
 def digest(file: GGUFFile) -> str:

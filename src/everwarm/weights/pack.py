@@ -212,6 +212,7 @@ class Pack:
                 raise PackError(f"{self.path}: {key} is {str(metadata.get(key))[:80]!r}, expected {value!r}")
         if written != self._bytes[: 8 + length].tobytes():
             raise PackError(f"{self.path}: the header is not as it is written: tensors lie where they should not")
+        self.header_digest = str(xxhash.xxh3_128_hexdigest(written))
         if end != size:
             raise PackError(f"{self.path}: {size:,} bytes, expected {end:,} (truncated?)")
         places = {name: (offsets[name], offsets[name] + entry.size_bytes) for name, entry in entries.items()}

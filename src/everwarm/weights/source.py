@@ -19,7 +19,7 @@ from everwarm.errors import PackError
 from everwarm.kernels.backend import F32, Backend, Weight
 from everwarm.weights.dequant import dequantize
 from everwarm.weights.gguf import GGUFFile, TensorInfo
-from everwarm.weights.identity import remember_pack, weights_id
+from everwarm.weights.identity import pack_is_another, remember_pack, weights_id
 from everwarm.weights.memory import U8, Buffers, root_of
 from everwarm.weights.pack import LAYOUT, AlteredError, Entry, Pack, write_pack
 
@@ -162,7 +162,11 @@ def packed_source(file: GGUFFile, backend: Backend, home: Path, progress: Progre
     path = pack_path(home, weights)
     planned = [Entry(name, *_planned(backend, info)) for name, info in file.tensors.items()]
     try:
-        return PackSource(file, backend, _open(path, weights, planned))
+        pack = _open(path, weights, planned)
+        if pack_is_another(pack):
+            pack.close()
+            raise PackError(f"{path}: its checksums are not those of the pack that was written here")
+        return PackSource(file, backend, pack)
     except FileNotFoundError:
         _log.info("packing %s into %s", file.path, path)
     except PackError as error:
