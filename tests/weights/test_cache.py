@@ -23,6 +23,7 @@ from everwarm.weights.ring import Flight
 from everwarm.weights.source import Built, Source
 from short_and_long import short_and_long
 from tiny import Tiny
+from waiting_until import wait_until
 
 LAYERS, PER_LAYER, SIZE = 8, 4, 4096
 NAMES = [f"blk.{layer}.{name}" for layer in range(LAYERS) for name in ("attn_q", "attn_k", "ffn_up", "ffn_down")]
@@ -245,9 +246,8 @@ def test_what_was_read_ahead_for_nothing_is_counted() -> None:
         for name in NAMES[layer * PER_LAYER : (layer + 1) * PER_LAYER]:
             cache.get(name)
     cache.enter(4)
-    deadline = time.monotonic() + 10
-    while cache.stats().resident_bytes < TOTAL // 2 + PER_LAYER * SIZE and time.monotonic() < deadline:
-        time.sleep(0.001)
+    # Their bytes count from the moment they are read; they wait in the ring a little later.
+    wait_until(lambda: sum(flight.built is not None for flight in list(cache._ring.flights.values())) == PER_LAYER)
     cache.enter(0)  # nobody asked for layer 5
     assert cache.stats().prefetch_wasted == PER_LAYER
     assert cache.stats().resident_bytes == TOTAL // 2
@@ -257,9 +257,7 @@ def test_what_was_read_ahead_for_nothing_is_counted() -> None:
 def test_prefetch_of_a_layer_makes_hits_of_misses() -> None:
     cache = WeightCache(Memory())
     cache.prefetch(3)
-    deadline = time.monotonic() + 10
-    while cache.stats().resident < PER_LAYER and time.monotonic() < deadline:
-        time.sleep(0.001)
+    wait_until(lambda: cache.stats().resident == PER_LAYER)
     assert cache.get("blk.3.attn_q") is not None
     assert (cache.stats().misses, cache.stats().hits) == (0, 1)
     cache.close()
