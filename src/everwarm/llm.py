@@ -31,7 +31,7 @@ from everwarm.engine.sampler import Sampler
 from everwarm.engine.sampling import Sampling
 from everwarm.engine.score import Score, score
 from everwarm.engine.sequence import Sequence as EngineSequence
-from everwarm.errors import CancelledError, EverwarmError, ModelError, RequestError
+from everwarm.errors import CancelledError, EverwarmError, ModelError, RequestError, TemplateError
 from everwarm.generation import Asked, Drafter, End, Event, Generation, Message
 from everwarm.kv.agent import check_name
 from everwarm.kv.disk import ModelIds
@@ -202,7 +202,7 @@ class LLM:
         self._engine: Engine | None = None
         self._admission = Admission(lambda: self._pool.most_blocks, MOST_RUNNING)
         self._opening = threading.Lock()
-        self._template: ChatTemplate | None = None
+        self._template: ChatTemplate | TemplateError | None = None
         self._long_texts: Line[None] = Line(lambda inside, one: not inside)
         self.control_ids = frozenset(self.tokenizer.special_tokens.values())
         self._sampling_s = 0.0
@@ -574,16 +574,21 @@ class LLM:
 
     @property
     def template(self) -> ChatTemplate:
-        """The file's chat template, compiled at first use."""
+        """The file's chat template, compiled at first use. A refusal is remembered: it may have taken seconds."""
         if self._template is None:
             control = self.tokenizer.special_tokens
             bos, eos = self.tokenizer.bos_id, self.tokenizer.eos_id
-            self._template = ChatTemplate.from_metadata(
-                self._file.metadata,
-                special_tokens=control,
-                bos="" if bos is None else self.tokenizer.token_text(bos),
-                eos="" if eos is None else self.tokenizer.token_text(eos),
-            )
+            try:
+                self._template = ChatTemplate.from_metadata(
+                    self._file.metadata,
+                    special_tokens=control,
+                    bos="" if bos is None else self.tokenizer.token_text(bos),
+                    eos="" if eos is None else self.tokenizer.token_text(eos),
+                )
+            except TemplateError as error:
+                self._template = error
+        if isinstance(self._template, TemplateError):
+            raise TemplateError(str(self._template))
         return self._template
 
     def _check_ids(self, ids: Sequence[int]) -> None:

@@ -604,6 +604,23 @@ def test_arguments_nested_too_deep_stay_text():
         assert json.loads(written) == arguments
 
 
+def test_a_refused_template_is_not_tried_again(clock):
+    costly = "{% for i in range(99999) %}{% endfor %}"
+    metadata = {"tokenizer.chat_template": "D", "tokenizer.chat_template.tool_use": costly}
+    chat = ChatTemplate.from_metadata(metadata, special_tokens=[], bos="", eos="")
+    for _ in range(3):
+        before = clock.looks
+        with pytest.raises(TemplateError, match="ran for more than 5 s"):
+            chat.render(HELLO, tools=[{"name": "x"}])
+    assert clock.looks == before
+
+
+@pytest.mark.timeout(60)
+def test_a_long_key_is_not_copied_for_everything_below_it():
+    messages = [{"role": "user", "content": "x", "k" * 1_000_000: [1] * 1_000_000}]
+    assert write("{{ messages[0].content }}", messages) == "x"
+
+
 def test_sums_are_those_of_jinja():
     assert write("{{ [1, 2, 3] | sum }}") == "6"
     assert write("{{ [[1], [2, 3]] | sum(start=[]) }}{{ [{'a': 2}, {'a': 3}] | sum(attribute='a') }}") == "[1, 2, 3]5"

@@ -57,7 +57,7 @@ class ChatTemplate:
         self._limits = limits or Limits()
         with _metered(Meter(self._limits, 0)):
             self._special = {"bos_token": self._tokens.mark(bos), "eos_token": self._tokens.mark(eos)}
-        self._compiled: dict[str, _Compiled] = {}
+        self._compiled: dict[str, _Compiled | TemplateError] = {}
         self._template(next(iter(self._sources)))
 
     @classmethod
@@ -110,8 +110,16 @@ class ChatTemplate:
 
     def _template(self, name: str) -> "_Compiled":
         if name not in self._compiled:  # two threads may both compile it: the same result, and no lock
-            self._compiled[name] = _Compiled(self._sources[name], self._tokens, self._special, self._now, self._limits)
-        return self._compiled[name]
+            try:
+                self._compiled[name] = _Compiled(
+                    self._sources[name], self._tokens, self._special, self._now, self._limits
+                )
+            except TemplateError as error:
+                self._compiled[name] = error
+        found = self._compiled[name]
+        if isinstance(found, TemplateError):  # remembered: finding it out may have taken seconds
+            raise TemplateError(str(found)) from found.__cause__
+        return found
 
 
 class _Compiled:
@@ -223,7 +231,8 @@ def _plain(value: object, where: str, depth: int = 0) -> Any:
     if depth == DEPTH_LIMIT:
         raise TemplateError(f"{one_line(where)}: nested more than {DEPTH_LIMIT} deep")
     if isinstance(value, Mapping):
-        return {_key(key, where): _plain(item, f"{where}.{key}", depth + 1) for key, item in value.items()}
+        # A path names each value in case it is refused: a long key must not be copied for everything below it.
+        return {_key(key, where): _plain(item, f"{where}.{key[:80]}", depth + 1) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item, f"{where}[{number}]", depth + 1) for number, item in enumerate(value)]
     raise TemplateError(f"{one_line(where)}: expected JSON data, found {type(value).__name__}")

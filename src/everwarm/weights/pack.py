@@ -106,7 +106,7 @@ class Pack:
 
     def as_opened(self) -> bool:
         """Whether nobody has written into the file, or cut it, since it was opened. Costs a microsecond."""
-        return self._stamped() == self._stamp
+        return self._file < 0 or self._stamped() == self._stamp  # nobody computes once it is closed
 
     def changed(self) -> list[str]:
         """Names of the tensors whose bytes are no longer those that were written, since someone has touched the file.
