@@ -10,21 +10,28 @@ import os
 # anything imports NumPy.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+import inspect
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from hypothesis import settings
 
 from everwarm import config
 from everwarm.pull import pull
+from waiting_until import PATIENCE_S
 
 # `make test` draws the same examples each time: one commit, one verdict. `make fuzz` draws new ones.
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.register_profile("fuzz", deadline=None, print_blob=True)
 settings.load_profile("repeatable")
+
+# httpx gives up after 5 seconds unless it is told otherwise; a busy machine may need longer.
+_patience = inspect.signature(httpx.get).parameters["timeout"].default
+_patience.connect = _patience.read = _patience.write = _patience.pool = PATIENCE_S
 
 os.environ[config.PREFIX + "WARM"] = "off"  # tests that keep agents on disk say so
 

@@ -30,7 +30,7 @@ ODD: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-@pytest.mark.timeout(10)
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("kind", ODD)
 def test_what_is_no_regular_file_is_refused(kind: str, tmp_path: Path) -> None:
     make, words = ODD[kind]

@@ -539,7 +539,7 @@ BYTES: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("what", BYTES)
-@pytest.mark.timeout(10)
+@pytest.mark.timeout(120)
 def test_bytes_that_are_no_export_are_refused(tmp_path: Path, what: str) -> None:
     path = tmp_path / "file"
     path.write_bytes(BYTES[what])

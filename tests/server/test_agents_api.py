@@ -240,9 +240,7 @@ def test_an_agent_that_talks_is_deleted_after_its_turn_and_others_are_served_mea
     talk(alice, "talking", "Hi")
     answers: list[httpx.Response] = []
     with server.llm.agents.open_turn("talking", 8, "alice"):
-        waiting = [
-            threading.Thread(target=lambda: answers.append(alice.delete(at("talking"), timeout=30))) for _ in range(12)
-        ]
+        waiting = [threading.Thread(target=lambda: answers.append(alice.delete(at("talking")))) for _ in range(12)]
         for thread in waiting:
             thread.start()
         assert alice.get(at("talking")).json()["talking"] is True

@@ -16,6 +16,7 @@ from running import LETTERS, Running, running
 from everwarm.server.serving import Limits
 from short_and_long import short_and_long
 from tiny import Tiny
+from waiting_until import PATIENCE_S, wait_until
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 HELLO = {"messages": MESSAGES, "temperature": 0, "max_tokens": 5}
@@ -144,7 +145,7 @@ def test_memory_stays_flat_under_hostile_bodies(server: Running) -> None:
 
 def test_a_body_over_the_limit_is_refused_before_it_is_sent(server: Running) -> None:
     host, port = server.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=10) as connection:
+    with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as connection:
         connection.sendall(
             b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             b"Content-Length: 100000000\r\n\r\n"
@@ -162,7 +163,7 @@ def test_a_body_of_unknown_length_is_refused_at_the_limit(server: Running) -> No
             yield b" " * (1 << 16)
 
     before = rss_bytes()
-    response = httpx.post(server.url + "/v1/chat/completions", content=endless(), headers=JSON, timeout=30)
+    response = httpx.post(server.url + "/v1/chat/completions", content=endless(), headers=JSON)
     assert response.status_code == 413
     assert rss_bytes() - before < 16 << 20
 
@@ -197,7 +198,7 @@ def go_away(server: Running, body: dict[str, Any], after: bytes | float) -> None
     """Send a request, read until `after` was seen or so many seconds are over, close the connection."""
     host, port = server.url.removeprefix("http://").split(":")
     content = json.dumps(body).encode()
-    with socket.create_connection((host, int(port)), timeout=10) as connection:
+    with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as connection:
         connection.sendall(
             b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             b"Content-Length: %d\r\n\r\n%b" % (len(content), content)
@@ -215,13 +216,6 @@ def settled(server: Running) -> bool:
     with store.lock:
         kept = sum(node.block is not None for node in store.tree.nodes.values())
     return server.llm.engine.running == 0 and store.pool.in_use == kept
-
-
-def wait_until(true: Any, seconds: float = 10.0) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 LONG = {"messages": [{"role": "user", "content": "word " * 300}], "logit_bias": LETTERS, "max_tokens": 400}
@@ -271,4 +265,4 @@ def test_clients_that_go_away_leave_nothing_behind(server: Running, clients: int
     metrics = httpx.get(server.url + "/metrics").text
     assert "everwarm_requests_active 0.0" in metrics
     assert "everwarm_sequences_running 0.0" in metrics
-    assert httpx.post(server.url + "/v1/chat/completions", json=HELLO, timeout=10).status_code == 200
+    assert httpx.post(server.url + "/v1/chat/completions", json=HELLO).status_code == 200

@@ -32,6 +32,7 @@ from everwarm.server.request_metrics import reason_class
 from everwarm.server.serving import Limits
 from everwarm.weights.cache import Problem
 from tiny import Tiny
+from waiting_until import wait_until
 
 SECRET = "a very secret sentence"
 HELLO = {"messages": [{"role": "user", "content": SECRET}], "temperature": 0, "max_tokens": 4}
@@ -59,7 +60,7 @@ def keyed(path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runn
 
 def ask(server: Running, key: str = "", **body: Any) -> httpx.Response:
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    return httpx.post(server.url + "/v1/chat/completions", json=HELLO | body, headers=headers, timeout=30)
+    return httpx.post(server.url + "/v1/chat/completions", json=HELLO | body, headers=headers)
 
 
 def metrics(server: Running, key: str = "") -> dict[str, float]:
@@ -124,7 +125,8 @@ def test_metrics_count_what_a_request_took(server: Running) -> None:
     asked = {"everwarm": {"agent": "counted"}, "messages": [{"role": "system", "content": "count"}]}
     body = ask(server, **asked).json()
     ask(server, **asked)
-    time.sleep(0.1)  # a request is counted when it is over
+    counted = "everwarm_requests_total|/v1/chat/completions|200"  # which is when it is over
+    wait_until(lambda: metrics(server).get(counted, 0.0) == before.get(counted, 0.0) + 2)
     after = metrics(server)
     changed = {name: after[name] - before.get(name, 0.0) for name in after}
     assert changed["everwarm_tokens_total|prompt"] == 2 * body["usage"]["prompt_tokens"]
@@ -180,13 +182,13 @@ def test_reasons_become_few_words(reason: str, name: str) -> None:
 
 def records(caplog: pytest.LogCaptureFixture, count: int) -> list[logging.LogRecord]:
     """A line is written when its request is over, which may be a moment after the client has read the answer."""
-    for _ in range(500):
-        found = [record for record in caplog.records if record.name == "everwarm.request"]
-        if len(found) >= count:
-            break
-        time.sleep(0.01)
-    assert len(found) == count
-    return found
+
+    def found() -> list[logging.LogRecord]:
+        return [record for record in caplog.records if record.name == "everwarm.request"]
+
+    wait_until(lambda: len(found()) >= count)
+    assert len(found()) == count
+    return found()
 
 
 def lines(caplog: pytest.LogCaptureFixture, count: int) -> list[dict[str, Any]]:
@@ -480,10 +482,14 @@ def test_a_client_that_does_not_read_counts_as_gone(
 
 def test_a_request_that_takes_too_long_is_408(path: Path, tmp_path: Path) -> None:
     with running(path, tmp_path, limits=Limits(timeout_s=0.2)) as server:
-        forgotten: list[Any] = []
-        server.llm.engine.submit = forgotten.append  # type: ignore[method-assign]
+        answered = threading.Event()
+
+        def end_later(sequence: Any) -> None:
+            threading.Thread(target=lambda: (answered.wait(), sequence.on_end(None))).start()
+
+        server.llm.engine.submit = end_later  # type: ignore[method-assign]
         response = ask(server)
-        forgotten[0].on_end(None)
+        answered.set()
         assert (response.status_code, response.json()["error"]["type"]) == (408, "timeout_error")
         assert "0.2 s" in response.json()["error"]["message"]
 

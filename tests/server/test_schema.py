@@ -25,6 +25,7 @@ from everwarm.server import anthropic, openai
 from everwarm.server.serving import Limits
 from short_and_long import short_and_long
 from tiny import Tiny
+from waiting_until import PATIENCE_S
 
 CHECKS = [status_code_conformance, content_type_conformance, response_schema_conformance, not_a_server_error]
 
@@ -72,7 +73,7 @@ def test_no_request_that_the_schema_allows_or_forbids_breaks_the_server(
         def each(case: Any) -> None:
             if "name" in case.path_parameters and next(known):  # else hardly one would be of an agent that is there
                 case.path_parameters["name"] = "tiny"
-            response = case.call(timeout=30)
+            response = case.call(timeout=PATIENCE_S)
             if response.status_code != 503 or "retry-after" not in response.headers:
                 case.validate_response(response, checks=CHECKS)
 

@@ -490,7 +490,7 @@ HOSTILE = {
 }
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_templates_end_in_one_line(name):
     limits = Limits(seconds=0.1, value=1 << 17, volume=1 << 20)
