@@ -23,7 +23,7 @@ from everwarm.engine.sampling import Sampling
 from everwarm.engine.sequence import Sequence
 from everwarm.errors import CancelledError
 from everwarm.kv.manifest import text_digests
-from everwarm.kv.receipt import Receipt
+from everwarm.kv.receipt import Cause, Receipt, Why
 from everwarm.kv.turn import Alone, Turn
 from everwarm.text.detokenizer import Detokenizer
 from everwarm.text.history import Prompt, answer_runs, tokenise, wanted_runs
@@ -125,7 +125,8 @@ class Generation:
         llm, ids = self._llm, self._tokenise_alone()
         check_prompt(llm.model, ids, self._asked.context)
         exact = llm.backend.exact
-        receipt = self.receipt = Receipt("", prompt_tokens=len(ids), reason="nothing was looked up", exact=exact)
+        receipt = self.receipt = Receipt("", prompt_tokens=len(ids), exact=exact)
+        receipt.explain(Why(Cause.OFF, "nothing was looked up"))
         with self._held() as held:
             room = held.enter_context(llm.room(len(ids), self._asked.priority, self._cancelled))
             yield from self._compute(held.enter_context(llm.new_turn()), room, ids)
@@ -197,7 +198,7 @@ class Generation:
         context = self._asked.context
         with self._llm.tokenising(segments, self._cancelled) as long:
             if turn.agent is None and self._asked.keep:
-                turn.store.continue_branch(turn, text_digests(wanted_runs(segments, add_bos)))
+                turn.continue_branch(text_digests(wanted_runs(segments, add_bos)))
             history = turn.history
             prompt = tokenise(tokenizer, segments, add_bos, history.runs, history.ids, context if long else None)
         _check_length(prompt.ids, context, long)

@@ -124,5 +124,6 @@ class Answers:
         if self.receipt is not None:
             done.agent = self.receipt.agent or done.agent
             done.prompt_tokens, done.cached_tokens = self.receipt.prompt_tokens, self.receipt.cached_tokens
-            done.tier, done.reason = self.receipt.tier, self.receipt.reason
+            done.tier = self.receipt.tier
+            done.cause, done.reason = self.receipt.cause, self.receipt.reason
         self._serving.on_done(done)
