@@ -48,13 +48,16 @@ class ObjectId:
     @staticmethod
     def of(blob: Blob) -> "ObjectId | None":
         """The object that a blob is named after; None if it is something else."""
-        digits, _, kind = blob.name.removesuffix(SUFFIX).partition(".")
+        if not blob.name.endswith(SUFFIX):
+            return None
+        digits, _, kind = blob.name[: -len(SUFFIX)].partition(".")
         try:
             key = bytes.fromhex(digits)
         except ValueError:
             return None
-        named = ObjectId(Key(key), kind or FULL)
-        return named if len(key) == KEY_BYTES and named.blob(blob.model) == blob else None
+        if len(key) != KEY_BYTES or key.hex() != digits or kind == FULL or blob.name.endswith("." + SUFFIX):
+            return None
+        return ObjectId(Key(key), kind or FULL)
 
 
 class ConflictError(StoreError):
