@@ -75,7 +75,7 @@ def _audit_disk(store: AgentStore, nodes: list[Node]) -> None:
     counted = {key.hex() for key in known | others}
     assert counted == set(blocks), f"{len(counted - blocks.keys())} missing, {len(blocks.keys() - counted)} unknown"
     # A doomed manifest may be gone already, though not for sure: it counts until that is sure.
-    doomed = warm.doomed_manifests.items()
+    doomed = warm.manifests.doomed.items()
     gone = sum(stored.size for who, stored in doomed if not fake.manifest_path(store, *who).exists())
     total = sum(blocks.values()) + sum(path.stat().st_size for path in manifests) + gone
     assert warm.bytes == total, f"{warm.bytes:,} bytes are counted, {total:,} are there"

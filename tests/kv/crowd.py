@@ -282,7 +282,7 @@ class Crowd:
         saved = {who for who, agent in self.store.agents.by_name.items() if agent.unsaved is None}
         assert len(saved) == len(found) or self.setting.quota_blocks is not None
         reopened = self._open(HostileFiles(self.directory))
-        assert (reopened.read_only, reopened.warm.quarantined) == ("", 0)
+        assert (reopened.read_only, reopened.warm.quarantine.count) == ("", 0)
         again = found_in(reopened)
         assert {who: state for who, state in again.items() if who in saved} == {who: found[who] for who in saved}
         assert set(again) <= set(found), "an agent that was removed is there again"

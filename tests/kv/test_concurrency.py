@@ -178,7 +178,7 @@ def check_store(store: Watched) -> None:
     assert store.warm.bytes == sum(blocks.values()) + sum(manifests.values())
     assert len(store.index.warm) == len(known)
     assert store.warm.bytes + store.shared.other_bytes <= store.shared.quota
-    assert sum(store.warm.manifest_bytes(*who) for who in store.agents.by_name) == sum(manifests.values())
+    assert sum(store.warm.manifests.size(who) for who in store.agents.by_name) == sum(manifests.values())
     gone = set(store.expected) - {name for _, name in store.agents.by_name}
     assert all(name.startswith("anonymous") for name in gone)  # the quota may have taken them
     for (_, name), agent in store.agents.by_name.items():

@@ -54,7 +54,7 @@ def check_reopened(root: Path, histories: dict[str, list[int]], *, left_over: in
     """What is on disk is clean, and these agents are there, as a whole."""
     store = open_store(root, files=UnsyncedFiles())
     assert not list(root.rglob("*.part"))
-    assert (store.read_only, store.counters["corrupt"], store.warm.quarantined) == ("", 0, 0)
+    assert (store.read_only, store.counters["corrupt"], store.warm.quarantine.count) == ("", 0, 0)
     for path in [*fake.directory(store).glob("blocks/*"), *fake.directory(store).glob("manifests/*")]:
         container.decode(path.read_bytes())
     assert {name for _, name in store.agents.by_name} == set(histories)

@@ -41,7 +41,7 @@ def reopened(root: Path) -> dict[str, list[int]]:
     """Agents after a restart, with their histories."""
     store = open_store(root, files=UnsyncedFiles())
     found = {name: store.history(agent).ids for (_, name), agent in store.agents.by_name.items()}
-    assert store.warm.quarantined == 0
+    assert store.warm.quarantine.count == 0
     store.close()
     return found
 
@@ -98,7 +98,7 @@ def test_an_odd_manifest_keeps_its_tokens_and_text(tmp_path: Path, odd: dict[str
     fields = {name: getattr(decode(path.read_bytes()), name) for name in Manifest.__dataclass_fields__}
     path.write_bytes(b"".join(bytes(part) for part in encode(Manifest(**(fields | odd)))))
     store = open_store(tmp_path, files=UnsyncedFiles())
-    assert store.warm.quarantined == 0
+    assert store.warm.quarantine.count == 0
     with store.open_turn("alice", CAPACITY) as turn:
         assert turn.history.ids == HISTORY
         assert turn.history.runs == (Run(" ".join(map(str, HISTORY)), False, 32),)

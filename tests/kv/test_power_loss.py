@@ -136,7 +136,7 @@ def check_directory(base: Path, promises: Promises, deleted: set[Path]) -> None:
     """It opens, nothing in it is damaged or left over, and every agent is as it was promised."""
     store = fake.open_store(base / ROOT, files=UnsyncedFiles())
     try:
-        assert (store.read_only, store.warm.quarantined, store.counters["corrupt"]) == ("", 0, 0)
+        assert (store.read_only, store.warm.quarantine.count, store.counters["corrupt"]) == ("", 0, 0)
         assert not list(base.rglob("*.part"))
         verify(store)
         for who, states in promises.items():

@@ -130,8 +130,8 @@ class Life:
         self.number = 0
 
     def live(self) -> None:
-        if self.store.read_only or self.store.warm.quarantined or self.store.counters["corrupt"]:
-            self.say(wrong=f"store: {self.store.read_only!r}, {self.store.warm.quarantined} files in quarantine")
+        if self.store.read_only or self.store.warm.quarantine.count or self.store.counters["corrupt"]:
+            self.say(wrong=f"store: {self.store.read_only!r}, {self.store.warm.quarantine.count} files in quarantine")
         for name in [*AGENTS, COPY]:
             self.say(found=name, ids=self.history(name))
         count = 0

@@ -15,8 +15,9 @@ from everwarm.kv.index.index import Index
 from everwarm.kv.index.tree import Node
 from everwarm.kv.manifest import Manifest
 from everwarm.kv.unsaved import Unsaved
+from everwarm.kv.warm.manifests import NotRemovedError
 from everwarm.kv.warm.tenants import DEFAULT_TENANT
-from everwarm.kv.warm.tier import NotRemovedError, WarmTier
+from everwarm.kv.warm.tier import WarmTier
 from everwarm.waiting import Cancellation
 
 _log = logging.getLogger(__name__)

@@ -22,9 +22,10 @@ from everwarm.kv.index.index import Index
 from everwarm.kv.index.tree import Node
 from everwarm.kv.manifest import Manifest, merged
 from everwarm.kv.receipt import Cause, Why
+from everwarm.kv.warm.manifests import NotRemovedError
 from everwarm.kv.warm.others import elsewhere
 from everwarm.kv.warm.tenants import Tenants
-from everwarm.kv.warm.tier import NotRemovedError, WarmTier
+from everwarm.kv.warm.tier import WarmTier
 from everwarm.kv.warm.writer import Writer
 from everwarm.types import Run
 
@@ -94,7 +95,7 @@ class Histories:
         started = time.perf_counter()
         for salt in self._tenants.salts():
             self.root(salt)
-        for manifest, blob in self.tier.find_manifests():
+        for manifest, blob in self.tier.manifests.find():
             chain = self.chain(manifest)
             covered = chain[-1].end if chain else 0
             if len(chain) < len(manifest.blocks) or covered < manifest.kv_tokens:
@@ -112,7 +113,7 @@ class Histories:
         _log.info(
             "agent store %s: %d agents, %d blocks, %d bytes, %d quarantined, %.0f ms",
             self.tier.blocks.store.where(), len(self.agents.by_name), len(self.index.warm), self.tier.bytes,
-            self.tier.quarantined, 1000 * (time.perf_counter() - started),
+            self.tier.quarantine.count, 1000 * (time.perf_counter() - started),
         )  # fmt: skip
 
     def read(self, agent: Agent) -> History:
@@ -122,7 +123,7 @@ class Histories:
         if agent.generation == 0 or self.tier is None:
             return History()
         try:
-            manifest = self.tier.load(agent.tenant, agent.name)
+            manifest = self.tier.manifests.load((agent.tenant, agent.name))
         except (OSError, StoreError) as error:
             self.index.counts.events["corrupt"] += 1
             _log.error("agent %s: its manifest can't be read: %s", agent.name, error)
@@ -132,7 +133,7 @@ class Histories:
         except StoreError as error:  # imported where the model was not known
             self.index.counts.events["corrupt"] += 1
             _log.error("agent %s: its tokens can't be used: %s", agent.name, error)
-            self.tier.refuse(agent.tenant, agent.name, str(error))
+            self.tier.manifests.refuse((agent.tenant, agent.name), str(error))
             return History(messages=manifest.messages, lost=f"manifest: {error}")
         return History.of(manifest)
 
@@ -173,7 +174,7 @@ class Histories:
             return Why(Cause.NEW, "no prefix of it is known")
         if self.tier is None:
             return Why(Cause.NEW, "no such agent")
-        if why := self.tier.refusal(tenant, agent.name):
+        if why := self.tier.manifests.refusal((tenant, agent.name)):
             return Why(Cause.INCOMPATIBLE, f"its manifest {why}")
         found = elsewhere(self.tier.blocks.store, self.tier.model, tenant, agent.name)
         if found is None:
@@ -233,7 +234,7 @@ class Histories:
         return written
 
     def _not_saved(self, agent: Agent, manifest: Manifest) -> None:
-        stored = 0 if self.tier is None else self.tier.manifest_bytes(agent.tenant, agent.name)
+        stored = 0 if self.tier is None else self.tier.manifests.size((agent.tenant, agent.name))
         if not stored:
             self.index.counts.events["given_up"] += self.agents.not_saved(agent, manifest)
 

@@ -131,7 +131,7 @@ class AgentStore:
             warm_bytes=warm.bytes if warm is not None else 0,
             other_bytes=self.shared.used - (warm.bytes if warm is not None else 0),
             warm_quota=self.shared.quota,
-            quarantined=warm.quarantined if warm is not None else 0,
+            quarantined=warm.quarantine.count if warm is not None else 0,
             events=self.counters,
             seconds=dict(index.counts.seconds),
         )

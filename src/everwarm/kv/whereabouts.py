@@ -40,7 +40,7 @@ def whereabouts(histories: Histories, agent: Agent) -> Whereabouts:
         warm = sum(node.on_disk for node in chain)
         where = "cold" if not there else "hot" if all(node.block is not None for node in there) else "warm"
         tokens = there[-1].end if there else 0
-    saved = 0 if tier is None else warm * tier.block_bytes + tier.manifest_bytes(agent.tenant, agent.name)
+    saved = 0 if tier is None else warm * tier.block_bytes + tier.manifests.size((agent.tenant, agent.name))
     return Whereabouts(where, tokens, hot * index.block_bytes, saved)
 
 

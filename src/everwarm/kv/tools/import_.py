@@ -44,7 +44,7 @@ def import_agent(
         if needed > quota:
             raise StoreError(f"{path}: {needed:,} bytes, the quota is {quota:,}: give a larger --warm-quota")
         advice = "remove it, or give another name (--as)"
-        if tier.refusal(tenant, name):
+        if tier.manifests.refusal((tenant, name)):
             raise AgentExistsError(f"agent {name!r} exists already; {advice}")
         agent = store.agents.claim_new(name, tenant, advice)
         try:

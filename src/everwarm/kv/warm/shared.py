@@ -28,10 +28,14 @@ class Tier(Protocol):
     """What one loaded model has saved, and how it lets go of it. Called with `mutex` held."""
 
     model: str
-    bytes: int
 
     @property
-    def block_bytes(self) -> int: ...
+    def bytes(self) -> int:
+        """Of its blocks and manifests."""
+
+    @property
+    def block_bytes(self) -> int:
+        """Of one block."""
 
     def delete_garbage(self, wanted: int) -> int:
         """Delete what no history leads to until so many bytes are free; how many are."""

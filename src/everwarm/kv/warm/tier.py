@@ -1,16 +1,15 @@
 """The warm tier of one model: what it has saved, under the quota of the whole store.
 
-It tells the index what is on disk and what is gone; it knows no agents, only manifests. What changes files runs on the
-writer's thread, with the mutex of the shared store held, and never under the index's lock.
+It tells the index what is on disk and what is gone. It knows no agents, only manifests (`kv.warm.manifests`). What
+changes files runs on the writer's thread, with the mutex of the shared store held, and never under the index's lock.
 """
 
 import errno
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -21,10 +20,12 @@ from everwarm.kv.container import Array, VersionError
 from everwarm.kv.eviction import Worth
 from everwarm.kv.index.index import Index
 from everwarm.kv.index.tree import Node
-from everwarm.kv.manifest import Manifest, file_name
+from everwarm.kv.manifest import Manifest
 from everwarm.kv.receipt import Cause, Why
-from everwarm.kv.warm.blocks import BlockName, CorruptError, ModelBlocks, Stored, UnreadableError
-from everwarm.kv.warm.blockstore import Blob, ConflictError, ObjectId
+from everwarm.kv.warm.blocks import BlockName, CorruptError, ModelBlocks
+from everwarm.kv.warm.blockstore import ObjectId
+from everwarm.kv.warm.manifests import Manifests, Who
+from everwarm.kv.warm.quarantine import Quarantine
 from everwarm.kv.warm.shared import BATCH_BLOCKS, SharedStore
 
 _log = logging.getLogger(__name__)
@@ -33,8 +34,6 @@ DOOMED_AT_ONCE = 64
 MOST_UNSYNCED = 1024
 PASSING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
 """Errors that say nothing about the file."""
-Who = tuple[str, str]
-"""Tenant and name."""
 
 
 class Conversations(Protocol):
@@ -47,23 +46,6 @@ class Conversations(Protocol):
         """Remove them with `tier.remove`, the longest unused first, until so many bytes are free; how many are."""
 
 
-class NotRemovedError(StoreError):
-    """An agent stays as it was. `unsaved`: its manifest, if that has to be saved again."""
-
-    def __init__(self, message: str, unsaved: Manifest | None) -> None:
-        super().__init__(message)
-        self.unsaved = unsaved
-
-
-@dataclass(slots=True)
-class _Kept:
-    """What the tier knows of one agent's manifest."""
-
-    stored: Stored = field(default_factory=Stored)
-    superseded: list[Node] = field(default_factory=list)  # the stored manifest may still need them
-    unreadable: str = ""  # why it can't be read: it is set aside before another takes its place
-
-
 class WarmTier:
     """Blocks and manifests on disk."""
 
@@ -71,15 +53,14 @@ class WarmTier:
         self.blocks = blocks
         self.shared = shared
         self.model = blocks.model
-        self.bytes = 0  # of this model
-        self.quarantined = 0
+        self.quarantine = Quarantine(shared, index.counts.events)
+        self.manifests = Manifests(blocks, shared, self.quarantine, index.counts.events)
         self.garbage: set[Key] = set()  # on disk, but no chain of parents leads to them: deleted when space is needed
         self.doomed: set[Key] = set()  # should be deleted and could not be: counted, and tried again at each save
-        self.doomed_manifests: dict[Who, Stored] = {}  # likewise
-        self.other_versions: dict[str, str] = {}  # files that are left alone, and why
         self._index = index
         self._conversations = conversations
-        self._kept: dict[Who, _Kept] = {}
+        self._bytes = 0  # of blocks
+        self._superseded: dict[Who, list[Node]] = {}  # blocks that stored manifests may still need, but no others
         self._unsynced: list[Node] = []  # put since the last sync
 
     @property
@@ -87,17 +68,14 @@ class WarmTier:
         return self._index.counts.events
 
     @property
+    def bytes(self) -> int:
+        """Of this model."""
+        return self._bytes + self.manifests.bytes
+
+    @property
     def block_bytes(self) -> int:
         """Of one block, with its header."""
         return self.blocks.object_bytes()
-
-    def manifest_bytes(self, tenant: str, name: str) -> int:
-        kept = self._kept.get((tenant, name))
-        return kept.stored.size if kept is not None else 0
-
-    def refusal(self, tenant: str, name: str) -> str:
-        """Why no agent of this name can be saved; empty if it can."""
-        return self.other_versions.get(file_name(tenant, name), "")
 
     # Saving -----------------------------------------------------------------------------------------------------------
 
@@ -120,10 +98,10 @@ class WarmTier:
         started = time.perf_counter()
         who = manifest.tenant, manifest.name
         with self.shared.mutex:
-            kept = self._kept.setdefault(who, _Kept())
-            kept.superseded += [superseded] if superseded else []
+            if superseded is not None:
+                self._superseded.setdefault(who, []).append(superseded)
             try:
-                if why := self.refusal(*who):
+                if why := self.manifests.refusal(who):
                     raise StoreError(f"its manifest {why}; take another name, or remove that file")
                 self.delete_doomed()
                 saved, written = self._save_blocks(chain)
@@ -133,55 +111,15 @@ class WarmTier:
                 manifest = replace(
                     manifest, blocks=tuple(node.key for node in blocks), kv_tokens=blocks[-1].end if blocks else 0
                 )
-                size = self._commit_manifest(who, kept, manifest)
+                size = self.manifests.commit(manifest)
             except (OSError, StoreError) as error:
                 self._events["save_errors"] += 1
                 raise StoreError(f"agent {manifest.name!r} was not saved: {error}") from None
             self._events["commits"] += 1
             self._events["manifest_bytes"] += size
             self._index.counts.seconds["save"] += time.perf_counter() - started
-            self.delete(self._unused(kept))
+            self.delete(self._unused(who))
         return written + size
-
-    def _commit_manifest(self, who: Who, kept: _Kept, manifest: Manifest) -> int:
-        # A manifest of this name that should have been deleted is replaced: it counts as this agent's from now on.
-        if (doomed := self.doomed_manifests.pop(who, None)) is not None:
-            kept.stored = doomed
-        if kept.unreadable:
-            self._set_aside(who, kept)
-        try:
-            stored = self._swap_manifest(kept, manifest)
-        except ConflictError:
-            self._look_again(who, kept)
-            if kept.stored.generation:
-                raise
-            if kept.stored.size:  # somebody has damaged it meanwhile
-                self._set_aside(who, kept)
-            stored = self._swap_manifest(kept, manifest)
-        except OSError:
-            self._look_again(who, kept)  # the new one may be in place, though not for sure
-            raise
-        self._count(kept, stored)
-        return stored.size
-
-    def _swap_manifest(self, kept: _Kept, manifest: Manifest) -> Stored:
-        before = kept.stored
-        return self.blocks.commit(manifest, before.generation, lambda size: self.shared.make_room(size - before.size))
-
-    def _count(self, kept: _Kept, stored: Stored) -> None:
-        with self._index.lock:
-            self.bytes += stored.size - kept.stored.size
-            kept.stored = stored
-
-    def _look_again(self, who: Who, kept: _Kept) -> None:
-        """Count the manifest that is there now."""
-        self._count(kept, self.blocks.stored(*who))
-
-    def _set_aside(self, who: Who, kept: _Kept) -> None:
-        """Its manifest can't be read. It goes to quarantine, not away: somebody may be able to read it."""
-        self.quarantine(self.blocks.manifest_blob(*who), kept.unreadable or "it can't be read any more")
-        kept.unreadable = ""
-        self._look_again(who, kept)
 
     def put(self, node: Node, data: Array) -> int:
         """Write one block; its bytes on disk. Raises OSError, StoreError."""
@@ -190,7 +128,7 @@ class WarmTier:
             self.shared.make_room(self.block_bytes)
         size = self.blocks.put(_name(node), [data])
         with self._index.lock:
-            self.bytes += 0 if self._counted(node) else size
+            self._bytes += 0 if self._counted(node) else size
             self._index.saved(node)
             self.garbage.discard(node.key)
             self.doomed.discard(node.key)
@@ -245,22 +183,6 @@ class WarmTier:
 
     # Loading ----------------------------------------------------------------------------------------------------------
 
-    def load(self, tenant: str, name: str) -> Manifest:
-        """An agent's manifest. Raises StoreError, OSError; then it is set aside before another takes its place."""
-        try:
-            manifest = self.blocks.load(tenant, name)
-        except (OSError, StoreError) as error:
-            if not isinstance(error, FileNotFoundError):
-                why = error.strerror if isinstance(error, OSError) else None
-                self.refuse(tenant, name, why or str(error))
-            raise
-        self.refuse(tenant, name, "")
-        return manifest
-
-    def refuse(self, tenant: str, name: str, why: str) -> None:
-        """An agent's manifest can't be used: it is set aside before another takes its place. Empty: it can."""
-        self._kept.setdefault((tenant, name), _Kept()).unreadable = why
-
     def fetch(self, node: Node, block: int) -> tuple[float, Why | None]:
         """Read a block into memory; the seconds that verifying took, or why it can't be had."""
         try:
@@ -269,10 +191,10 @@ class WarmTier:
         except FileNotFoundError:
             return 0.0, self._lost(node, node.lost or Why(Cause.LOST, "its file is gone"))
         except CorruptError as error:
-            moved = self.quarantine(self.blocks.blob(name.id), str(error))
+            moved = self.quarantine.set_aside(self.blocks.blob(name.id), str(error))
             return 0.0, self._lost(node, Why(Cause.LOST, str(error)), file_stays=not moved)
         except VersionError as error:
-            self.leave_alone(self.blocks.blob(name.id), f"is of {error}")
+            self.quarantine.leave_alone(self.blocks.blob(name.id), f"is of {error}")
             return 0.0, self._lost(node, Why(Cause.INCOMPATIBLE, str(error)), file_stays=True)
         except OSError as error:
             self._events["read_errors"] += 1
@@ -287,7 +209,7 @@ class WarmTier:
                 if file_stays:
                     self.garbage.add(node.key)
                 else:
-                    self.bytes -= self.block_bytes
+                    self._bytes -= self.block_bytes
         return why
 
     # Deleting ---------------------------------------------------------------------------------------------------------
@@ -298,21 +220,10 @@ class WarmTier:
         """
         with self.shared.mutex:
             self.delete_doomed()
-            before = None
-            with suppress(OSError, StoreError):  # then there is nothing to put back
-                before = self.blocks.load(tenant, name)
-            kept = self._kept.setdefault((tenant, name), _Kept())
-            try:
-                self.blocks.remove(tenant, name)
-            except OSError as error:
-                self._events["save_errors"] += 1
-                back = before is None or self._put_back(kept, before)
-                raise NotRemovedError(f"agent {name!r} was not removed: {error}", None if back else before) from None
+            self.manifests.remove((tenant, name))
             with self._index.lock:
-                self._count(kept, Stored())
                 alone = self._index.alone(chain)
-            del self._kept[tenant, name]
-            problem = self.delete([*alone, *self._unused(kept)])[1]
+            problem = self.delete([*alone, *self._unused((tenant, name))])[1]
             try:
                 self._sync()  # what was said is not to come back
             except OSError as error:
@@ -326,26 +237,11 @@ class WarmTier:
         )
         return f"agent {name!r} was removed, but {what}: {problem}; it is tried again at the next save"
 
-    def _put_back(self, kept: _Kept, manifest: Manifest) -> bool:
-        """A removal was refused: the agent is to be as it was. Whether its manifest is safe again."""
-        who = manifest.tenant, manifest.name
-        if self.blocks.stored(*who).size:
-            return True
-        try:
-            self.blocks.commit(manifest, 0, lambda size: None)
-            return True
-        except (OSError, StoreError):
-            return False
-        finally:
-            self._look_again(who, kept)
-
     def withdraw(self, tenant: str, name: str) -> None:
         """A new agent is not to be, after all: its manifest goes, if it is there."""
-        kept = self._kept.pop((tenant, name), _Kept())
-        if kept.stored.size:
-            with self.shared.mutex:
-                self.doomed_manifests[tenant, name] = kept.stored
-                self.delete_doomed()
+        with self.shared.mutex:
+            self.manifests.withdraw((tenant, name))
+            self.delete_doomed()
 
     def delete(self, nodes: list[Node], why: Why | None = None) -> tuple[int, OSError | None]:
         """Delete files of blocks; the bytes that were freed, and what went wrong with one of them, if anything did."""
@@ -378,10 +274,7 @@ class WarmTier:
             try:
                 for key in list(self.doomed)[:DOOMED_AT_ONCE]:
                     self._delete_file(key, self.doomed)
-                for who, stored in list(self.doomed_manifests.items())[:DOOMED_AT_ONCE]:
-                    self.blocks.remove(*who)
-                    del self.doomed_manifests[who]
-                    self.bytes -= stored.size
+                self.manifests.delete_doomed(DOOMED_AT_ONCE)
             except OSError as error:
                 _log.warning("files that should be deleted are still there: %s", error)
 
@@ -390,14 +283,14 @@ class WarmTier:
         self.blocks.delete(ObjectId(key))
         with self._index.lock:
             among.discard(key)
-            self.bytes -= self.block_bytes
+            self._bytes -= self.block_bytes
         return self.block_bytes
 
-    def _unused(self, kept: _Kept) -> list[Node]:
+    def _unused(self, who: Who) -> list[Node]:
         """Ends of a history that has grown into other blocks: of no use any more, unless someone else's history ends
         there.
         """
-        nodes, kept.superseded = kept.superseded, []
+        nodes = self._superseded.pop(who, [])
         with self._index.lock:
             unused = [node for node in nodes if not node.owned and not node.claims]
             for node in unused:
@@ -438,22 +331,6 @@ class WarmTier:
 
     # What is there when the store is opened ---------------------------------------------------------------------------
 
-    def find_manifests(self) -> Iterator[tuple[Manifest, Blob]]:
-        """The manifests of all agents. What can't be read is set aside or left alone, and counted."""
-        for found, blob, size in self.blocks.manifests():
-            if isinstance(found, Manifest):
-                self._kept[found.tenant, found.name] = _Kept(Stored(found.generation, size))
-                self.bytes += size
-                yield found, blob
-            elif isinstance(found, UnreadableError):
-                self.leave_alone(blob, f"can't be read: {found}")
-                self._events["read_errors"] += 1
-            elif isinstance(found, VersionError):
-                self.leave_alone(blob, f"is of {found}")
-                self.bytes += size
-            else:
-                self.bytes += 0 if self.quarantine(blob, str(found)) else size
-
     def find_blocks(self) -> None:
         """Tell the index which blocks are on disk: those of the manifests, and those that can be reached otherwise."""
         strangers = []
@@ -462,13 +339,13 @@ class WarmTier:
                 try:
                     self.blocks.check_version(found)
                 except VersionError as error:
-                    self.leave_alone(self.blocks.blob(found), f"is of {error}")
-                    self.bytes += size
+                    self.quarantine.leave_alone(self.blocks.blob(found), f"is of {error}")
+                    self._bytes += size
                 else:
                     why = f"{size:,} bytes, expected {self.block_bytes:,}"
-                    self.bytes += 0 if self.quarantine(self.blocks.blob(found), why) else size
+                    self._bytes += 0 if self.quarantine.set_aside(self.blocks.blob(found), why) else size
                 continue
-            self.bytes += size
+            self._bytes += size
             node = self._index.tree.nodes.get(found.key)
             if node is not None and node.parent is not None:
                 self._index.saved(node)
@@ -485,12 +362,12 @@ class WarmTier:
             try:
                 name = self.blocks.describe(found)
             except CorruptError as error:
-                if self.quarantine(blob, str(error)):
-                    self.bytes -= self.block_bytes
+                if self.quarantine.set_aside(blob, str(error)):
+                    self._bytes -= self.block_bytes
             except VersionError as error:
-                self.leave_alone(blob, f"is of {error}")
+                self.quarantine.leave_alone(blob, f"is of {error}")
             except FileNotFoundError:
-                self.bytes -= self.block_bytes
+                self._bytes -= self.block_bytes
             except OSError:  # perhaps only now: it counts, and is deleted when space is needed
                 unreadable.add(found.key)
             else:
@@ -506,22 +383,6 @@ class WarmTier:
                     if node.key in left:
                         ready.append(node.key)
         self.garbage = {name.key for names in left.values() for name in names} | unreadable
-
-    def leave_alone(self, blob: Blob, why: str) -> None:
-        """A file is not ours to read: it stays where it is."""
-        _log.warning("%s %s; it is left alone", self.blocks.store.where(blob), why)
-        self.other_versions[blob.name] = why
-
-    def quarantine(self, blob: Blob, why: str) -> bool:
-        """A file is not what it should be: count it and, where we may write, move it out of the way; whether it was."""
-        _log.error("%s: %s; moved to quarantine", self.blocks.store.where(blob), why)
-        moved, size = (None, 0) if self.shared.read_only else self.blocks.store.set_aside(blob)
-        if moved is not None:
-            self.shared.quarantined(moved, size)
-        with self._index.lock:
-            self.quarantined += 1
-            self._events["corrupt"] += 1
-        return moved is not None
 
 
 def _name(node: Node) -> BlockName:
