@@ -12,8 +12,8 @@ from everwarm.kernels.native import aligned_bytes
 from tiny import random_blocks
 
 ISAS = _native.supported_isas()
-QUANTISED = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"]
-FLOATS = ["F32", "F16", "BF16"]
+QUANTISED = [name for name, (inputs, _) in _native.TENSOR_TYPES.items() if inputs > 1]
+FLOATS = [name for name, (inputs, _) in _native.TENSOR_TYPES.items() if inputs == 1]
 
 
 @pytest.fixture(params=ISAS)
@@ -53,6 +53,13 @@ def quantised(x: np.ndarray) -> np.ndarray:
 
 def unit(kind: str) -> int:
     return max(32, gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][0])
+
+
+def test_types_with_a_form_have_the_blocks_of_the_file() -> None:
+    for name, sizes in _native.TENSOR_TYPES.items():
+        assert sizes == gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]]
+    assert {"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"} <= set(QUANTISED)
+    assert {"F32", "F16", "BF16"} <= set(FLOATS)
 
 
 @pytest.mark.parametrize("kind", QUANTISED + FLOATS)
