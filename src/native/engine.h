@@ -88,6 +88,7 @@ struct Engine {
 
   void embed(const Form& table, const IntArray& tokens, Rows& out) {
     const Timer timer(spent[other_s]);
+    if (!table.data()) refuse("embed: a form without memory");
     if (out.width() != table.inputs())
       refuse("embed: rows of " + std::to_string(out.width()) + ", the table has " + std::to_string(table.inputs()));
     for (size_t i = 0; i < tokens.size(); i++)
@@ -132,7 +133,10 @@ struct Engine {
       if (outs[i] == &x) refuse("linear: output and input are the same rows");
       if (add && outs[i]->rows() != x.rows())
         refuse("linear: can't add " + std::to_string(x.rows()) + " rows to " + std::to_string(outs[i]->rows()));
-      if (!add) outs[i]->resize(x.rows());
+      if (add)
+        outs[i]->floats_changed();
+      else
+        outs[i]->resize(x.rows());
       const float* bias = biases[i] ? vector(*biases[i], f.outputs(), "bias") : nullptr;
       need_codes |= f.quantised();
       list.push_back(
@@ -148,6 +152,8 @@ struct Engine {
     const Activation activation = activation_named(name);
     if (gate_up.size() != 2 || biases.size() != 2 || !gate_up[0] || !gate_up[1]) refuse("gated: two forms and two biases");
     const Form &gate = *gate_up[0], &up = *gate_up[1];
+    if (!gate.data() || !up.data()) refuse("gated: a form without memory");
+    if (&out == &x || &spare == &x || &out == &spare) refuse("gated: input, output and spare rows must be different rows");
     if (gate.outputs() != up.outputs() || out.width() != gate.outputs()) refuse("gated: widths of gate, up and output differ");
     if (gate.quantised() && up.quantised() && gate.outputs() % GROUP == 0 && !biases[0] && !biases[1] && gate.inputs() == x.width() &&
         up.inputs() == x.width()) {
@@ -167,6 +173,9 @@ struct Engine {
     if (heads < 1 || x.width() % heads)
       refuse("norm_heads: " + std::to_string(x.width()) + " elements in " + std::to_string(heads) + " heads");
     const float* w = vector(weight, x.width() / heads, "norm weight of a head");
+    if (int64_t(x.rows()) * heads > INT32_MAX)
+      refuse("norm_heads: " + std::to_string(x.rows()) + " rows of " + std::to_string(heads) + " heads, at most 2^31 - 1 heads in all");
+    x.floats_changed();
     k.rms_norm(pool, x.floats(), x.rows() * heads, x.width() / heads, w, epsilon, x.floats(), nullptr);
   }
 
@@ -178,6 +187,7 @@ struct Engine {
     if (heads < 1 || x.width() % heads || x.width() / heads < 2 * pairs)
       refuse("rotate: " + std::to_string(x.width()) + " elements in " + std::to_string(heads) + " heads");
     if (x.rows() != batch.rows) refuse("rotate: " + std::to_string(x.rows()) + " rows, the batch has " + std::to_string(batch.rows));
+    x.floats_changed();
     k.rotate(pool, x.floats(), x.rows(), heads, x.width() / heads, cosine.data(), sine.data(), pairs, adjacent);
   }
 
@@ -197,6 +207,7 @@ struct Engine {
     if (q.width() % s.head_dim || heads % s.kv_heads || q.rows() != batch.rows || out.width() != q.width())
       refuse("attention: queries must be (" + std::to_string(batch.rows) + ", multiple of " + std::to_string(s.kv_heads * s.head_dim) +
              ")");
+    if (&out == &q) refuse("attention: queries and output are the same rows");
     const auto& spans = batch.at_layer(kv, layer);
     out.resize(q.rows());
     k.attention(pool, s, q.floats(), heads, spans.data(), int(spans.size()), scale, window, softcap, out.floats());
