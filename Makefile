@@ -66,7 +66,7 @@ sanitize: $(INSTALLED)
 	export ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=print_stacktrace=1:abort_on_error=1 && \
 	export LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" && \
 	$(BIN)/python -S -c 'import sys; from everwarm.kernels import _native as n; "$(SANITIZED)" in n.__file__ or sys.exit(f"not sanitised: {n.__file__}")' && \
-	$(BIN)/python -S -m pytest -p no:cacheprovider --capture=sys tests/kernels/test_native.py
+	$(BIN)/python -S -m pytest -p no:cacheprovider --capture=sys tests/kernels/test_native.py tests/kernels/test_tape.py
 
 # Without isolation, so that it shares the build folder and the objects of the editable install.
 wheel: $(INSTALLED)

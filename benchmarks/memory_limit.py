@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from everwarm.config import parse_size
+from everwarm.sizes import parse_size
 
 TOKENS = 24
 GROUPS = (

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from everwarm import config
-from everwarm.config import Share, parse_size
 from everwarm.errors import ConfigError
+from everwarm.settings import ServeSettings, Settings
+from everwarm.sizes import Share, in_bytes, parse_size, show_size
 
 
 @pytest.mark.parametrize(
@@ -26,24 +27,52 @@ from everwarm.errors import ConfigError
 )
 def test_sizes(text: str | int, size: int | Share) -> None:
     assert parse_size(text) == size
+    assert parse_size(size) == size
+    assert parse_size(show_size(size)) == size
 
 
-@pytest.mark.parametrize("text", ["", "-1", "many", "5 apples", "101%", "1e3", "GiB", -5, True, "9" * 400])
+def test_the_whole_of_a_share_is_asked_for_only_if_it_is_needed() -> None:
+    assert in_bytes(Share(0.25), lambda: 1000) == 250
+    assert in_bytes(7, lambda: pytest.fail("not needed")) == 7
+
+
+@pytest.mark.parametrize("text", ["", "-1", "many", "5 apples", "101%", "1e3", "GiB", -5, True, 1.5, "9" * 400])
 def test_what_is_no_size(text: str | int) -> None:
     with pytest.raises(ValueError):
         parse_size(text)
 
 
 def test_flag_beats_environment_beats_file_beats_default(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert config.resolve()["threads"] == config.Value(None, "default")
+    def threads(**given: int) -> tuple[int | None, str]:
+        found = config.resolve(Settings, given)
+        return found.settings.threads, found.sources["threads"]
+
+    assert threads() == (None, "default")
     home.mkdir()
     (home / "config.toml").write_text('threads = 3\nkv_type = "q8"\n')
-    assert config.resolve()["threads"] == config.Value(3, "config.toml threads")
+    assert threads() == (3, "config.toml threads")
     monkeypatch.setenv("EVERWARM_THREADS", "4")
-    assert config.resolve()["threads"] == config.Value(4, "variable EVERWARM_THREADS")
-    found = config.resolve({"threads": 5})
-    assert found["threads"] == config.Value(5, "flag --threads")
-    assert found["kv_type"].value == "q8"
+    assert threads() == (4, "variable EVERWARM_THREADS")
+    assert threads(threads=5) == (5, "flag --threads")
+    assert config.resolve(Settings, {"threads": 5}, given_as="argument").sources["threads"] == "argument threads"
+    assert config.resolve(Settings).settings.kv_type == "q8"
+
+
+def test_what_is_empty_is_not_given(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVERWARM_THREADS", "")
+    assert config.resolve(Settings, {"threads": ""}).sources["threads"] == "default"
+
+
+def test_a_setting_of_serve_does_not_disturb_other_commands(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVERWARM_PORT", "tcp://10.0.0.1:80")  # Kubernetes sets this for a service named everwarm
+    config.resolve(Settings)
+    with pytest.raises(ConfigError, match="EVERWARM_PORT"):
+        config.resolve(ServeSettings)
+
+
+def test_an_unknown_keyword_is_refused(home: Path) -> None:
+    with pytest.raises(TypeError, match="unknown settings: threds; known are backend"):
+        config.load_settings({"threds": 3})
 
 
 @pytest.mark.parametrize(
@@ -62,7 +91,7 @@ def test_a_value_that_can_not_be_parsed_is_fatal_and_named(
 ) -> None:
     monkeypatch.setenv("EVERWARM_" + name, value)
     with pytest.raises(ConfigError, match=f"EVERWARM_{name}: can't understand '{value}'"):
-        config.resolve()
+        config.resolve(Settings)
 
 
 @pytest.mark.parametrize(
@@ -73,4 +102,4 @@ def test_a_bad_config_file_is_named(home: Path, text: str, message: str) -> None
     home.mkdir()
     (home / "config.toml").write_text(text)
     with pytest.raises(ConfigError, match=message):
-        config.resolve()
+        config.resolve(Settings)

@@ -48,6 +48,9 @@ from everwarm.model.config import read_config
 from everwarm.model.spec import ModelConfig
 from everwarm.model.transformer import Transformer
 from everwarm.pull import resolve
+from everwarm.setting_kinds import Given
+from everwarm.settings import Settings
+from everwarm.sizes import in_bytes
 from everwarm.text.chat import ChatTemplate
 from everwarm.text.tokenizer import Tokenizer
 from everwarm.types import Segment
@@ -100,61 +103,22 @@ class Completion:
     time_s: Mapping[str, float]  # where it went: materialise, products, attention, other kernels, sampling, rest
 
 
-def load(
-    path_or_name: str | Path,
-    backend: str | None = None,
-    threads: int | None = None,
-    weight_budget: str | int | None = None,
-    weight_policy: str | None = None,
-    prefetch_ahead: int | None = None,
-    prefetch: str | None = None,
-    access_window: int | None = None,
-    kv_budget: str | int | None = None,
-    kv_type: str | None = None,
-    warm: str | None = None,
-    warm_quota: str | int | None = None,
-    warm_age: int | None = None,
-    durability: str | None = None,
-    restore: str | None = None,
-    isa: str | None = None,
-    pack: str | None = None,
-    verify: str | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> "LLM":
+@config.with_setting_names
+def load(path_or_name: str | Path, *, progress: Callable[[int, int], None] | None = None, **settings: Given) -> "LLM":
     """Open a model: a path, or a name that was pulled.
 
-    What is None comes from the EVERWARM_* variables, from config.toml, or from a default. `progress` is told (bytes
-    done, bytes in all) while a pack is being built.
+    `settings` are the fields of `everwarm.settings.Settings`, as their types or as text: `threads=4`,
+    `kv_budget="8GiB"`, `pack="off"`. What is None comes from the EVERWARM_* variables, from config.toml, or from a
+    default. `progress` is told (bytes done, bytes in all) while a pack is being built.
     """
-    given = {
-        "backend": backend,
-        "threads": threads,
-        "weight_budget": weight_budget,
-        "weight_policy": weight_policy,
-        "prefetch_ahead": prefetch_ahead,
-        "prefetch": prefetch,
-        "access_window": access_window,
-        "kv_budget": kv_budget,
-        "kv_type": kv_type,
-        "warm": warm,
-        "warm_quota": warm_quota,
-        "warm_age": warm_age,
-        "durability": durability,
-        "restore": restore,
-        "isa": isa,
-        "pack": pack,
-        "verify": verify,
-    }
-    settings = config.resolve(given)
-    return LLM(resolve(str(path_or_name), config.home()), settings, progress)
+    chosen = config.load_settings(settings)
+    return LLM(resolve(str(path_or_name), config.home()), chosen, progress)
 
 
 class LLM:
     """A loaded model. Use it as a context manager, or call `close`."""
 
-    def __init__(
-        self, path: Path, settings: Mapping[str, config.Value], progress: Callable[[int, int], None] | None = None
-    ) -> None:
+    def __init__(self, path: Path, settings: Settings, progress: Callable[[int, int], None] | None = None) -> None:
         self.path = path
         self._closing = threading.Event()
         self._file = GGUFFile(path)
@@ -170,11 +134,8 @@ class LLM:
                     f"{path}: vocabulary mismatch: the tokenizer has {self.tokenizer.vocab_size:,} tokens, "
                     f"the embedding table {self.config.vocab_size:,} rows"
                 )
-            choice = kernels.choose(str(settings["backend"].value), str(settings["isa"].value))
-            threads = settings["threads"].value
-            self.backend = kernels.make(
-                choice, threads if isinstance(threads, int) else None, config.cores(), str(settings["kv_type"].value)
-            )
+            choice = kernels.choose(settings.backend, settings.isa)
+            self.backend = kernels.make(choice, settings.threads, config.cores(), settings.kv_type)
             # Before anything is packed: it says whether these kernels can run this model at all.
             blocks = self.backend.block_memory(self.config.kv_shape)
         except BaseException:
@@ -182,7 +143,7 @@ class LLM:
             raise
         self._source: Source = (
             packed_source(self._file, self.backend, config.home(), progress)
-            if settings["pack"].value == "on" and self.backend.packs
+            if settings.pack and self.backend.packs
             else FileSource(self._file, self.backend)
         )
         try:
@@ -192,14 +153,14 @@ class LLM:
             raise
         self._check: threading.Thread | None = None
         if isinstance(self._source, PackSource):
-            first = settings["verify"].value == "eager" or pack_was_touched(self._source.pack)
+            first = settings.verify == "eager" or pack_was_touched(self._source.pack)
             self._check = threading.Thread(target=self._verify_pack, args=(self._source.pack,), daemon=True)
             self._check.start()
             if first:
                 self._check.join()
         self.model = Transformer(self.config, self.weights, self.backend)
         self._index = Index(blocks)
-        self._settings = settings
+        self.settings = settings
         self._agents: AgentStore | None = None
         self._engine: Engine | None = None
         self._admission = Admission(lambda: self._index.most_blocks, MOST_RUNNING)
@@ -279,12 +240,12 @@ class LLM:
             return self._agents
 
     def _open_agents(self) -> AgentStore:
-        said = {name: value.value for name, value in self._settings.items()}
+        settings = self.settings
         kv_type = self.backend.kv_type
         shape, width = self.model.kv_shape, self.model.kv_shape.kv_heads * self.model.kv_shape.head_dim
         group = Group("full", shape.layers, width, width, kv_type, self._index.block_bytes)
         store = DirectoryStore(config.home() / "agents")
-        self._index.resize(_bytes(said["kv_budget"], available_bytes))
+        self._index.resize(in_bytes(settings.kv_budget, available_bytes))
         return AgentStore(
             self._index,
             ModelIds(
@@ -294,11 +255,11 @@ class LLM:
                 self.config.name,
                 kv_type,
             ),
-            store if said["warm"] == "on" else None,
-            quota=_bytes(said["warm_quota"], lambda: most_bytes(store)),
-            most_age_s=86400.0 * int(str(said["warm_age"])),
-            durability=str(said["durability"]),
-            restore=str(said["restore"]),
+            store if settings.warm else None,
+            quota=in_bytes(settings.warm_quota, lambda: most_bytes(store)),
+            most_age_s=settings.warm_age_s,
+            durability=settings.durability,
+            restore=settings.restore,
             exact=self.backend.exact,
             vocab_size=self.config.vocab_size,
         )
@@ -608,24 +569,14 @@ def _close(agents: AgentStore) -> None:
     agents.close()
 
 
-def _bytes(size: object, whole: Callable[[], int]) -> int:
-    """A size, or a share of a whole that is asked for only then."""
-    return int(size.fraction * whole()) if isinstance(size, config.Share) else int(str(size))
-
-
-def _weight_cache(source: Source, settings: Mapping[str, config.Value]) -> WeightCache:
-    said = {name: value.value for name, value in settings.items()}
-    budget, ahead, window = said["weight_budget"], said["prefetch_ahead"], said["access_window"]
-    assert ahead is None or isinstance(ahead, int)
-    assert isinstance(window, int)
-    assert budget is None or isinstance(budget, int | config.Share)
+def _weight_cache(source: Source, settings: Settings) -> WeightCache:
     return WeightCache(
         source,
-        budget,
-        str(said["weight_policy"]),
-        ahead=ahead,
-        background=said["prefetch"] == "on",
-        window_s=float(window),
+        settings.weight_budget,
+        settings.weight_policy,
+        ahead=settings.prefetch_ahead,
+        background=settings.prefetch,
+        window_s=float(settings.access_window),
     )
 
 

@@ -1,4 +1,4 @@
-// The Python face of the native core. Arguments are checked here, before any kernel sees them; the GIL is released meanwhile.
+// The Python face of the native core. Arguments are checked before any kernel sees them; the GIL is released meanwhile.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -6,319 +6,18 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
-#include <functional>
-#include <optional>
 
-#include "buffers.h"
+#include "arguments.h"
 #include "cpu.h"
-#include "kernels.h"
-#include "pack.h"
-#include "rope.h"
+#include "engine.h"
+#include "tape.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace everwarm {
-
 namespace {
-
-using ByteArray = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using OutBytes = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using FloatArray = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using FloatMatrix = nb::ndarray<nb::numpy, float, nb::ndim<2>, nb::c_contig>;
-using IntArray = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
-[[noreturn]] void refuse(const std::string& message) { throw nb::value_error(message.c_str()); }
-
-std::string text(size_t n) { return std::to_string(n); }
-
-bool float_type(const std::string& type, Floats& out) {
-  if (type == "F32") return out = Floats::f32, true;
-  if (type == "F16") return out = Floats::f16, true;
-  if (type == "BF16") return out = Floats::bf16, true;
-  return false;
-}
-
-Activation activation_named(const std::string& name) {
-  if (name == "silu") return Activation::silu;
-  if (name == "gelu") return Activation::gelu;
-  refuse("activation " + name + ": expected silu or gelu");
-}
-
-// A packed matrix; keeps the memory that it lies in alive.
-struct Form {
-  std::string type;
-  bool quantised;
-  Weight weight;
-  FloatWeight floats;
-  nb::object owner;
-
-  Form(const std::string& type, int outputs, int inputs) : type(type) {
-    if (outputs < 1 || inputs < 1)
-      refuse("form: " + std::to_string(outputs) + " x " + std::to_string(inputs) + ", at least 1 x 1 is needed");
-    if (padded_elements(outputs, inputs) > MOST_ELEMENTS)
-      refuse("form: " + std::to_string(outputs) + " x " + std::to_string(inputs) + " is more than 2^56 elements");
-    Floats f;
-    quantised = !float_type(type, f);
-    if (!quantised)
-      floats = {f, outputs, inputs, nullptr};
-    else if (!form_of(type, outputs, inputs, weight))
-      refuse("form: no form for " + std::to_string(inputs) + " inputs of type " + type);
-  }
-  int outputs() const { return quantised ? weight.outputs : floats.outputs; }
-  int inputs() const { return quantised ? weight.inputs : floats.inputs; }
-  size_t bytes() const { return quantised ? weight.bytes() : floats.bytes(); }
-  void attach(const uint8_t* data, size_t size, nb::object keep) {
-    if (size != bytes()) refuse("form " + type + ": " + text(size) + " bytes, expected " + text(bytes()));
-    if (reinterpret_cast<uintptr_t>(data) % 64) refuse("form " + type + ": memory is not aligned to 64 bytes");
-    weight.data = floats.data = data;
-    owner = std::move(keep);
-  }
-};
-
-// Spans of sequences in one step, with their rotary tables.
-struct Batch {
-  struct Span {
-    int first, count, start;
-    std::vector<int> blocks;
-  };
-  std::vector<Span> spans;
-  // Cosine and sine of every row and pair; layers may rotate in different ways.
-  struct Rotary {
-    bool adjacent;
-    int pairs;
-    std::vector<float> cosine, sine;
-  };
-  int rows = 0;
-  std::vector<Rotary> rotaries;
-  std::vector<uint8_t*> bases;     // of the blocks of all spans, one after the other
-  std::vector<uint8_t*> pointers;  // scratch of a call
-  std::vector<SpanRows> layer_spans;
-
-  void add(int start, int count, std::vector<int> blocks) {
-    if (start < 0 || count < 0)
-      refuse("span: start " + std::to_string(start) + ", count " + std::to_string(count) + ", neither may be negative");
-    if (blocks.size() * BLOCK < size_t(start) + count)
-      refuse("span: " + text(blocks.size()) + " blocks can't hold " + text(size_t(start) + count) + " tokens");
-    spans.push_back({rows, count, start, std::move(blocks)});
-    rows += count;
-  }
-  void add_rotary(FloatArray frequencies, double magnitude, bool adjacent) {
-    const int pairs = int(frequencies.size());
-    rotaries.push_back({adjacent, pairs, std::vector<float>(size_t(rows) * pairs), std::vector<float>(size_t(rows) * pairs)});
-    auto& [_, __, cosine, sine] = rotaries.back();
-    for (const Span& span : spans)
-      for (int r = 0; r < span.count; r++)
-        for (int i = 0; i < pairs; i++) {
-          const float angle = float(span.start + r) * frequencies.data()[i];
-          double s, c;
-          sine_cosine(angle, s, c);
-          const size_t at = size_t(span.first + r) * pairs + i;
-          sine[at] = float(s * magnitude), cosine[at] = float(c * magnitude);
-        }
-  }
-  // Find the blocks in a pool. With the GIL, which guards the pool's tables: operations run without it. Blocks don't move.
-  void place(const KVPool& pool) {
-    bases.clear();
-    for (const Span& span : spans)
-      for (int id : span.blocks) bases.push_back(pool.data(id));
-  }
-  // Where this layer's part of every block is.
-  const std::vector<SpanRows>& at_layer(const KVPool& pool, int layer) {
-    if (layer < 0 || layer >= pool.layers())
-      throw std::out_of_range("layer " + std::to_string(layer) + " of " + std::to_string(pool.layers()));
-    pointers.clear(), layer_spans.clear();
-    pointers.reserve(bases.size());
-    for (uint8_t* base : bases) pointers.push_back(base + layer * kv_layer_bytes(pool.shape()));
-    size_t from = 0;
-    for (const Span& span : spans) {
-      if (from + span.blocks.size() > pointers.size()) refuse("batch: its blocks have no place yet");
-      layer_spans.push_back({span.first, span.count, span.start, pointers.data() + from});
-      from += span.blocks.size();
-    }
-    return layer_spans;
-  }
-};
-
-// Where the time goes; one step runs at a time, so nobody else adds to it.
-enum Spent { products_s, attention_s, other_s };
-
-class Timer {
- public:
-  explicit Timer(double& total) : total_(total), begin_(std::chrono::steady_clock::now()) {}
-  ~Timer() { total_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count(); }
-
- private:
-  double& total_;
-  std::chrono::steady_clock::time_point begin_;
-};
-
-using Biases = std::vector<std::optional<FloatArray>>;
-
-struct Engine {
-  const Kernels& k;
-  Pool pool;
-  double spent[3] = {};
-
-  Engine(const Kernels& kernels, int threads) : k(kernels), pool(threads) {}
-
-  const float* vector(const FloatArray& a, int width, const char* what) {
-    if (a.size() != size_t(width)) refuse(std::string(what) + ": " + text(a.size()) + " values, expected " + std::to_string(width));
-    return a.data();
-  }
-
-  void embed(const Form& table, const IntArray& tokens, Rows& out) {
-    const Timer timer(spent[other_s]);
-    if (out.width() != table.inputs())
-      refuse("embed: rows of " + std::to_string(out.width()) + ", the table has " + std::to_string(table.inputs()));
-    for (size_t i = 0; i < tokens.size(); i++)
-      if (tokens.data()[i] < 0 || tokens.data()[i] >= table.outputs())
-        refuse("embed: token " + std::to_string(tokens.data()[i]) + " is not among " + std::to_string(table.outputs()));
-    out.resize(int(tokens.size()));
-    if (table.quantised)
-      dequantize_rows(table.weight, tokens.data(), out.rows(), out.floats(), pool);
-    else
-      dequantize_float_rows(table.floats, tokens.data(), out.rows(), out.floats(), pool);
-  }
-
-  void norm(const Rows& x, const FloatArray& weight, float epsilon, Rows& out, bool quantise) {
-    const Timer timer(spent[other_s]);
-    const float* w = vector(weight, x.width(), "norm weight");
-    if (out.width() != x.width()) refuse("norm: widths differ");
-    out.resize(x.rows());
-    const bool can = quantise && x.width() % GROUP == 0;
-    const QuantOut q = can ? out.quant_out() : QuantOut{};
-    k.rms_norm(pool, x.floats(), x.rows(), x.width(), w, epsilon, out.floats(), can ? &q : nullptr);
-  }
-
-  void quantise(Rows& x) {
-    if (x.width() % GROUP) refuse("quantise: width " + std::to_string(x.width()) + " is not a multiple of 32");
-    k.quantize(pool, x.floats(), x.rows(), x.quant_out());
-  }
-
-  // Several products that share x. With `add`, the results are added to what the outputs hold.
-  void linear(Rows& x, const std::vector<Form*>& forms, const Biases& biases, const std::vector<Rows*>& outs, bool add) {
-    const Timer timer(spent[products_s]);
-    if (forms.size() != outs.size() || forms.size() != biases.size() || forms.empty()) refuse("linear: one output and one bias per form");
-    std::vector<Product> list;
-    bool need_codes = false;
-    for (size_t i = 0; i < forms.size(); i++) {
-      if (!forms[i] || !outs[i]) refuse("linear: None instead of a form or rows");
-      const Form& f = *forms[i];
-      if (!(f.quantised ? f.weight.data : f.floats.data)) refuse("linear: a form without memory");
-      if (f.inputs() != x.width())
-        refuse("linear: rows of " + std::to_string(x.width()) + " for a form of " + std::to_string(f.inputs()) + " inputs");
-      if (outs[i]->width() != f.outputs())
-        refuse("linear: output rows of " + std::to_string(outs[i]->width()) + " for a form of " + std::to_string(f.outputs()) + " outputs");
-      if (outs[i] == &x) refuse("linear: output and input are the same rows");
-      if (add && outs[i]->rows() != x.rows())
-        refuse("linear: can't add " + std::to_string(x.rows()) + " rows to " + std::to_string(outs[i]->rows()));
-      if (!add) outs[i]->resize(x.rows());
-      const float* bias = biases[i] ? vector(*biases[i], f.outputs(), "bias") : nullptr;
-      need_codes |= f.quantised;
-      list.push_back(
-          {f.quantised ? &f.weight : nullptr, f.quantised ? nullptr : &f.floats, bias, outs[i]->floats(), size_t(f.outputs()), add});
-    }
-    if (need_codes && !x.quantised()) k.quantize(pool, x.floats(), x.rows(), x.quant_out());
-    const QuantRows q = x.quant();
-    k.products(pool, need_codes ? &q : nullptr, x.floats(), x.rows(), x.width(), list.data(), int(list.size()));
-  }
-
-  // activation(x Gate^T) * (x Up^T). Fused and quantised where both are quantised, else step by step.
-  void gated(Rows& x, const std::vector<Form*>& gate_up, const Biases& biases, Rows& out, Rows& spare, const std::string& name) {
-    const Activation activation = activation_named(name);
-    if (gate_up.size() != 2 || biases.size() != 2 || !gate_up[0] || !gate_up[1]) refuse("gated: two forms and two biases");
-    const Form &gate = *gate_up[0], &up = *gate_up[1];
-    if (gate.outputs() != up.outputs() || out.width() != gate.outputs()) refuse("gated: widths of gate, up and output differ");
-    if (gate.quantised && up.quantised && gate.outputs() % GROUP == 0 && !biases[0] && !biases[1] && gate.inputs() == x.width() &&
-        up.inputs() == x.width()) {
-      const Timer timer(spent[products_s]);
-      if (!x.quantised()) k.quantize(pool, x.floats(), x.rows(), x.quant_out());
-      out.resize(x.rows());
-      k.gated(pool, x.quant(), gate.weight, up.weight, activation, out.quant_out());
-      return;
-    }
-    linear(x, gate_up, biases, {&out, &spare}, false);
-    k.gate_floats(pool, out.floats(), spare.floats(), size_t(out.rows()) * out.width(), activation);
-  }
-
-  // Each head of each row by itself, in place.
-  void norm_heads(Rows& x, const FloatArray& weight, float epsilon, int heads) {
-    const Timer timer(spent[other_s]);
-    if (heads < 1 || x.width() % heads)
-      refuse("norm_heads: " + std::to_string(x.width()) + " elements in " + std::to_string(heads) + " heads");
-    const float* w = vector(weight, x.width() / heads, "norm weight of a head");
-    k.rms_norm(pool, x.floats(), x.rows() * heads, x.width() / heads, w, epsilon, x.floats(), nullptr);
-  }
-
-  void rotate(Rows& x, int heads, const Batch& batch, int rope) {
-    const Timer timer(spent[other_s]);
-    if (rope < 0 || size_t(rope) >= batch.rotaries.size())
-      refuse("rotate: rotary " + std::to_string(rope) + " of " + text(batch.rotaries.size()));
-    const auto& [adjacent, pairs, cosine, sine] = batch.rotaries[rope];
-    if (heads < 1 || x.width() % heads || x.width() / heads < 2 * pairs)
-      refuse("rotate: " + std::to_string(x.width()) + " elements in " + std::to_string(heads) + " heads");
-    if (x.rows() != batch.rows) refuse("rotate: " + std::to_string(x.rows()) + " rows, the batch has " + std::to_string(batch.rows));
-    k.rotate(pool, x.floats(), x.rows(), heads, x.width() / heads, cosine.data(), sine.data(), pairs, adjacent);
-  }
-
-  void store_kv(const KVPool& kv, int layer, const Rows& keys, const Rows& values, Batch& batch) {
-    const Timer timer(spent[attention_s]);
-    const int width = kv.shape().kv_heads * kv.shape().head_dim;
-    if (keys.width() != width || values.width() != width || keys.rows() != batch.rows || values.rows() != batch.rows)
-      refuse("store_kv: keys and values must be (" + std::to_string(batch.rows) + ", " + std::to_string(width) + ")");
-    const auto& spans = batch.at_layer(kv, layer);
-    k.store_kv(pool, kv.shape(), keys.floats(), values.floats(), spans.data(), int(spans.size()));
-  }
-
-  void attention(const KVPool& kv, int layer, const Rows& q, Batch& batch, float scale, int window, float softcap, Rows& out) {
-    const Timer timer(spent[attention_s]);
-    const KVShape& s = kv.shape();
-    const int heads = q.width() / s.head_dim;
-    if (q.width() % s.head_dim || heads % s.kv_heads || q.rows() != batch.rows || out.width() != q.width())
-      refuse("attention: queries must be (" + std::to_string(batch.rows) + ", multiple of " + std::to_string(s.kv_heads * s.head_dim) +
-             ")");
-    const auto& spans = batch.at_layer(kv, layer);
-    out.resize(q.rows());
-    k.attention(pool, s, q.floats(), heads, spans.data(), int(spans.size()), scale, window, softcap, out.floats());
-  }
-};
-
-// Operations of a step that are remembered, to be done again over other batches without asking Python. Its methods are those of the
-// engine; whoever records keeps the forms and rows alive (keep_alive below), vectors of floats are kept here.
-struct Tape {
-  std::vector<std::function<void(Engine&, Batch&)>> operations;
-
-  void norm(const Rows& x, FloatArray weight, float epsilon, Rows& out, bool quantise) {
-    operations.push_back(
-        [&x, weight = std::move(weight), epsilon, &out, quantise](Engine& e, Batch&) { e.norm(x, weight, epsilon, out, quantise); });
-  }
-  void linear(Rows& x, std::vector<Form*> forms, Biases biases, std::vector<Rows*> outs, bool add) {
-    operations.push_back([&x, forms = std::move(forms), biases = std::move(biases), outs = std::move(outs), add](Engine& e, Batch&) {
-      e.linear(x, forms, biases, outs, add);
-    });
-  }
-  void gated(Rows& x, std::vector<Form*> gate_up, Biases biases, Rows& out, Rows& spare, std::string activation) {
-    operations.push_back([&x, gate_up = std::move(gate_up), biases = std::move(biases), &out, &spare, activation = std::move(activation)](
-                             Engine& e, Batch&) { e.gated(x, gate_up, biases, out, spare, activation); });
-  }
-  void norm_heads(Rows& x, FloatArray weight, float epsilon, int heads) {
-    operations.push_back([&x, weight = std::move(weight), epsilon, heads](Engine& e, Batch&) { e.norm_heads(x, weight, epsilon, heads); });
-  }
-  void rotate(Rows& x, int heads, const Batch&, int rope) {
-    operations.push_back([&x, heads, rope](Engine& e, Batch& batch) { e.rotate(x, heads, batch, rope); });
-  }
-  void store_kv(const KVPool& kv, int layer, const Rows& keys, const Rows& values, const Batch&) {
-    operations.push_back([&kv, layer, &keys, &values](Engine& e, Batch& batch) { e.store_kv(kv, layer, keys, values, batch); });
-  }
-  void attention(const KVPool& kv, int layer, const Rows& q, const Batch&, float scale, int window, float softcap, Rows& out) {
-    operations.push_back([&kv, layer, &q, scale, window, softcap, &out](Engine& e, Batch& batch) {
-      e.attention(kv, layer, q, batch, scale, window, softcap, out);
-    });
-  }
-};
 
 const Kernels& kernels_named(const std::string& isa) {
   const auto supported = supported_isas();
@@ -347,6 +46,9 @@ NB_MODULE(_native, m) {
   m.attr("BLOCK") = BLOCK;
   m.attr("GROUP") = GROUP;
   m.attr("NUMERICS_VERSION") = NUMERICS_VERSION;
+  nb::dict types;
+  for (const TensorType& type : tensor_types()) types[type.name] = nb::make_tuple(type.block_inputs, type.block_bytes);
+  m.attr("TENSOR_TYPES") = types;
 
   nb::class_<Cpu>(m, "Cpu").def_ro("model", &Cpu::model).def_ro("features", &Cpu::features);
   m.def("detect_cpu", &detect_cpu, "What this processor can do.");
@@ -391,7 +93,7 @@ NB_MODULE(_native, m) {
 
   nb::class_<Form>(m, "Form")
       .def(nb::init<const std::string&, int, int>(), "kind"_a, "outputs"_a, "inputs"_a)
-      .def_ro("kind", &Form::type)
+      .def_prop_ro("kind", [](const Form& f) { return f.type->name; })
       .def_prop_ro("outputs", &Form::outputs)
       .def_prop_ro("inputs", &Form::inputs)
       .def_prop_ro("size_bytes", &Form::bytes)
@@ -470,7 +172,9 @@ NB_MODULE(_native, m) {
       .def_ro("rows", &Batch::rows);
 
   const nb::call_guard<nb::gil_scoped_release> without_gil;
-  nb::class_<Engine>(m, "Engine")
+  nb::class_<Engine> engine(m, "Engine");
+  nb::class_<Tape> tape(m, "Tape");
+  engine
       .def(
           "__init__",
           [](Engine* self, const std::string& isa, int threads) {
@@ -491,16 +195,15 @@ NB_MODULE(_native, m) {
       .def(
           "pack",
           [](Engine& e, const Form& form, ByteArray blocks, OutBytes out) {
-            const size_t row = form.quantised ? block_row_bytes(form.type, form.inputs()) : form.inputs() * form.floats.element();
-            if (blocks.size() != row * form.outputs())
-              refuse("pack " + form.type + ": " + text(blocks.size()) + " bytes, expected " + text(row * form.outputs()));
-            if (out.size() != form.bytes())
-              refuse("pack " + form.type + ": room for " + text(out.size()) + " bytes, needed " + text(form.bytes()));
+            const std::string what = std::string("pack ") + form.type->name;
+            const size_t size = form.type->row_bytes(form.inputs()) * form.outputs();
+            if (blocks.size() != size) refuse(what + ": " + text(blocks.size()) + " bytes, expected " + text(size));
+            if (out.size() != form.bytes()) refuse(what + ": room for " + text(out.size()) + " bytes, needed " + text(form.bytes()));
             nb::gil_scoped_release release;
-            if (form.quantised)
-              pack(form.type, blocks.data(), form.weight, out.data(), e.pool);
+            if (form.quantised())
+              pack(*form.type, blocks.data(), form.weight, out.data(), e.pool);
             else
-              pack_floats(form.floats.type, blocks.data(), form.floats, out.data(), e.pool);
+              pack_floats(blocks.data(), form.floats, out.data(), e.pool);
           },
           "form"_a, "blocks"_a.noconvert(), "out"_a.noconvert(), "The blocks of a GGUF tensor into a form's memory.")
       .def(
@@ -518,33 +221,22 @@ NB_MODULE(_native, m) {
           },
           "memory"_a.noconvert(), "Bytes per second, read from this memory.")
       .def("embed", &Engine::embed, "table"_a, "tokens"_a.noconvert(), "out"_a, without_gil)
-      .def("norm", &Engine::norm, "x"_a, "weight"_a.noconvert(), "epsilon"_a, "out"_a, "quantise"_a, without_gil)
       .def("quantise", &Engine::quantise, "x"_a, without_gil)
-      .def("linear", &Engine::linear, "x"_a, "forms"_a, "biases"_a, "outs"_a, "add"_a, without_gil)
-      .def("gated", &Engine::gated, "x"_a, "gate_up"_a, "biases"_a, "out"_a, "spare"_a, "activation"_a, without_gil)
-      .def("norm_heads", &Engine::norm_heads, "x"_a, "weight"_a.noconvert(), "epsilon"_a, "heads"_a, without_gil)
-      .def("rotate", &Engine::rotate, "x"_a, "heads"_a, "batch"_a, "rope"_a, without_gil)
-      .def("store_kv", &Engine::store_kv, "pool"_a, "layer"_a, "keys"_a, "values"_a, "batch"_a, without_gil)
-      .def("attention", &Engine::attention, "pool"_a, "layer"_a, "q"_a, "batch"_a, "scale"_a, "window"_a, "softcap"_a, "out"_a, without_gil)
       .def(
-          "run",
-          [](Engine& e, const Tape& tape, Batch& batch) {
-            for (const auto& operation : tape.operations) operation(e, batch);
-          },
-          "tape"_a, "batch"_a, without_gil, "Do what was recorded, over this batch.");
+          "run", [](Engine& e, const Tape& tape, Batch& batch) { tape.run(e, batch); }, "tape"_a, "batch"_a, without_gil,
+          "Do what was recorded, over this batch.");
+  tape.def(nb::init<>());
 
-  nb::class_<Tape>(m, "Tape")
-      .def(nb::init<>())
-      .def("norm", &Tape::norm, "x"_a, "weight"_a.noconvert(), "epsilon"_a, "out"_a, "quantise"_a, nb::keep_alive<1, 2>(),
-           nb::keep_alive<1, 5>())
-      .def("linear", &Tape::linear, "x"_a, "forms"_a, "biases"_a, "outs"_a, "add"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(),
-           nb::keep_alive<1, 5>())
-      .def("gated", &Tape::gated, "x"_a, "gate_up"_a, "biases"_a, "out"_a, "spare"_a, "activation"_a, nb::keep_alive<1, 2>(),
-           nb::keep_alive<1, 3>(), nb::keep_alive<1, 5>(), nb::keep_alive<1, 6>())
-      .def("norm_heads", &Tape::norm_heads, "x"_a, "weight"_a.noconvert(), "epsilon"_a, "heads"_a, nb::keep_alive<1, 2>())
-      .def("rotate", &Tape::rotate, "x"_a, "heads"_a, "batch"_a, "rope"_a, nb::keep_alive<1, 2>())
-      .def("store_kv", &Tape::store_kv, "pool"_a, "layer"_a, "keys"_a, "values"_a, "batch"_a, nb::keep_alive<1, 2>(),
-           nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>())
-      .def("attention", &Tape::attention, "pool"_a, "layer"_a, "q"_a, "batch"_a, "scale"_a, "window"_a, "softcap"_a, "out"_a,
-           nb::keep_alive<1, 2>(), nb::keep_alive<1, 4>(), nb::keep_alive<1, 9>());
+  // Each operation once: the engine does it, the tape remembers it.
+  const auto operation = [&](const char* name, auto method, const auto&... arguments) {
+    engine.def(name, method, arguments..., without_gil);
+    tape.def(name, recording(method), arguments...);
+  };
+  operation("norm", &Engine::norm, "x"_a, "weight"_a.noconvert(), "epsilon"_a, "out"_a, "quantise"_a);
+  operation("linear", &Engine::linear, "x"_a, "forms"_a, "biases"_a, "outs"_a, "add"_a);
+  operation("gated", &Engine::gated, "x"_a, "gate_up"_a, "biases"_a, "out"_a, "spare"_a, "activation"_a);
+  operation("norm_heads", &Engine::norm_heads, "x"_a, "weight"_a.noconvert(), "epsilon"_a, "heads"_a);
+  operation("rotate", &Engine::rotate, "x"_a, "heads"_a, "batch"_a, "rope"_a);
+  operation("store_kv", &Engine::store_kv, "pool"_a, "layer"_a, "keys"_a, "values"_a, "batch"_a);
+  operation("attention", &Engine::attention, "pool"_a, "layer"_a, "q"_a, "batch"_a, "scale"_a, "window"_a, "softcap"_a, "out"_a);
 }

@@ -54,6 +54,7 @@ class Rows {
   bool quantised() const { return quantised_; }
   void resize(int rows) { rows_ = rows, quantised_ = false, floats_.reserve(size_t(rows) * width_ * 4); }
   float* floats() const { return reinterpret_cast<float*>(floats_.get()); }
+  void floats_changed() { quantised_ = false; }  // in place: codes of the old floats no longer hold
 
   QuantOut quant_out() {
     const size_t groups = size_t(rows_) * (width_ / GROUP);

@@ -16,13 +16,20 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "types.h"
+
 namespace everwarm {
 
 constexpr int PANEL = 16, GROUP = 32, SUPER = 256;
 
 enum class Codes : int { nibbles, five, six, bytes };
 enum class Scales : int { half, half_min, super_min, super };
-enum class Floats : int { f32, f16, bf16 };
+#define EVERWARM_TYPE(name, floats, bytes) floats,
+enum class Floats : int { EVERWARM_FLOAT_TYPES(EVERWARM_TYPE) };
+#undef EVERWARM_TYPE
+
+constexpr bool has_minimum(Scales s) { return s == Scales::half_min || s == Scales::super_min; }
+constexpr bool is_super(Scales s) { return s == Scales::super_min || s == Scales::super; }
 
 constexpr size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
@@ -45,15 +52,9 @@ struct Weight {
   int groups() const { return inputs / GROUP; }
   size_t code_bytes() const { return codes == Codes::bytes ? 512 : 256; }                              // per panel and group
   size_t thin_bytes() const { return codes == Codes::five ? 64 : codes == Codes::six ? 128 : 0; }      // per panel and group
-  size_t small_bytes() const { return scales == Scales::super_min || scales == Scales::super ? 32 : 0; }  // per panel and group
+  size_t small_bytes() const { return is_super(scales) ? 32 : 0; }  // per panel and group
   size_t halves() const {  // f16 values per panel
-    switch (scales) {
-      case Scales::half: return size_t(groups()) * PANEL;
-      case Scales::half_min: return size_t(groups()) * PANEL * 2;
-      case Scales::super_min: return size_t(inputs / SUPER) * PANEL * 2;
-      case Scales::super: return size_t(inputs / SUPER) * PANEL;
-    }
-    return 0;
+    return size_t(is_super(scales) ? inputs / SUPER : groups()) * PANEL * (has_minimum(scales) ? 2 : 1);
   }
   size_t cells() const { return size_t(panels()) * groups(); }
   size_t thin_at() const { return round_up(cells() * code_bytes(), 64); }
@@ -74,7 +75,13 @@ struct FloatWeight {
   const uint8_t* data;
 
   int panels() const { return panels_of(outputs); }
-  size_t element() const { return type == Floats::f32 ? 4 : 2; }
+  size_t element() const {
+#define EVERWARM_TYPE(name, floats, bytes) \
+  if (type == Floats::floats) return bytes;
+    EVERWARM_FLOAT_TYPES(EVERWARM_TYPE)
+#undef EVERWARM_TYPE
+    return 0;
+  }
   size_t bytes() const { return round_up(size_t(panels()) * inputs * PANEL * element(), 64); }
 };
 

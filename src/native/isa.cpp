@@ -37,20 +37,9 @@ namespace everwarm {
 
 const Kernels& EVERWARM_EXPAND(EVERWARM_TABLE, EVERWARM_ISA)() {
   using namespace EVERWARM_ISA;
-  static const Kernels kernels{EVERWARM_EXPAND(EVERWARM_NAME, EVERWARM_ISA),
-                               rms_norm,
-                               quantize,
-                               products,
-                               gated,
-                               gate_floats,
-                               rotate,
-                               store_kv,
-                               attention,
-                               summarize,
-                               draw,
-                               greatest_ids,
-                               integer_peak,
-                               read_bandwidth};
+#define EVERWARM_KERNEL(result, name, arguments) , name
+  static const Kernels kernels{EVERWARM_EXPAND(EVERWARM_NAME, EVERWARM_ISA) EVERWARM_KERNELS(EVERWARM_KERNEL)};
+#undef EVERWARM_KERNEL
   return kernels;
 }
 

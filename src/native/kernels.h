@@ -49,22 +49,31 @@ struct Summary {
 
 enum class Activation { silu, gelu };  // gelu: by tanh, as models are trained with
 
+// The kernels, each declared once: what it returns, its name, what it takes. Each instruction set defines all of them in the .inl.h files.
+// clang-format off
+#define EVERWARM_KERNELS(KERNEL)                                                                                                      \
+  KERNEL(void, rms_norm, (Pool&, const float* x, int rows, int width, const float* weight, float epsilon, float* y, const QuantOut* q)) \
+  KERNEL(void, quantize, (Pool&, const float* x, int rows, const QuantOut& q))                                                        \
+  KERNEL(void, products, (Pool&, const QuantRows* q, const float* x, int rows, int inputs, const Product* products, int count))      \
+  KERNEL(void, gated, (Pool&, const QuantRows& x, const Weight& gate, const Weight& up, Activation activation, const QuantOut& out))   \
+  KERNEL(void, gate_floats, (Pool&, float* gate, const float* up, size_t count, Activation activation))                               \
+  KERNEL(void, rotate, (Pool&, float* x, int rows, int heads, int head_dim, const float* cosine, const float* sine, int pairs,         \
+                        bool adjacent))                                                                                               \
+  KERNEL(void, store_kv, (Pool&, const KVShape&, const float* k, const float* v, const SpanRows* spans, int count))                   \
+  KERNEL(void, attention, (Pool&, const KVShape&, const float* q, int heads, const SpanRows* spans, int count, float scale,           \
+                           int window, float softcap, float* out))                                                                    \
+  KERNEL(Summary, summarize, (const float* x, int count, float inverse_temperature))                                                  \
+  KERNEL(int, draw, (const float* x, int count, float inverse_temperature, float greatest, double target))                            \
+  KERNEL(int, greatest_ids, (const float* x, int count, int k, int32_t* ids))                                                         \
+  KERNEL(double, integer_peak, (Pool&))                                                                                               \
+  KERNEL(double, read_bandwidth, (Pool&, const uint8_t* memory, size_t size))
+// clang-format on
+
 struct Kernels {
   const char* name;
-  void (*rms_norm)(Pool&, const float* x, int rows, int width, const float* weight, float epsilon, float* y, const QuantOut* q);
-  void (*quantize)(Pool&, const float* x, int rows, const QuantOut& q);
-  void (*products)(Pool&, const QuantRows* q, const float* x, int rows, int inputs, const Product* products, int count);
-  void (*gated)(Pool&, const QuantRows& x, const Weight& gate, const Weight& up, Activation activation, const QuantOut& out);
-  void (*gate_floats)(Pool&, float* gate, const float* up, size_t count, Activation activation);
-  void (*rotate)(Pool&, float* x, int rows, int heads, int head_dim, const float* cosine, const float* sine, int pairs, bool adjacent);
-  void (*store_kv)(Pool&, const KVShape&, const float* k, const float* v, const SpanRows* spans, int count);
-  void (*attention)(Pool&, const KVShape&, const float* q, int heads, const SpanRows* spans, int count, float scale, int window,
-                    float softcap, float* out);
-  Summary (*summarize)(const float* x, int count, float inverse_temperature);
-  int (*draw)(const float* x, int count, float inverse_temperature, float greatest, double target);
-  int (*greatest_ids)(const float* x, int count, int k, int32_t* ids);
-  double (*integer_peak)(Pool&);
-  double (*read_bandwidth)(Pool&, const uint8_t* memory, size_t size);
+#define EVERWARM_KERNEL(result, name, arguments) result(*name) arguments;
+  EVERWARM_KERNELS(EVERWARM_KERNEL)
+#undef EVERWARM_KERNEL
 };
 
 const Kernels& avx512_kernels();

@@ -38,7 +38,6 @@ template <Codes C>
 }
 
 constexpr int halves_of(Scales s) { return s == Scales::super ? 2 : 1; }
-constexpr bool has_minimum(Scales s) { return s == Scales::half_min || s == Scales::super_min; }
 
 // Scales of a panel and group: one per half of the group (the same for both halves but for `super`), and the minimum.
 template <Scales S>
@@ -342,29 +341,21 @@ void form_rows(const Weight& w, int panel, const QuantRows& x, const Outliers& o
 // use(row, acc[T][P]) for all rows of one or two panels, whatever the form.
 template <int P, class Use>
 void any_form_rows(const Weight& w, int panel, const QuantRows& x, const Outliers& outliers, Scratch& scratch, Use&& use) {
-  switch (w.codes) {
-    case Codes::nibbles:
-      if (w.scales == Scales::half) return form_rows<Codes::nibbles, Scales::half, P>(w, panel, x, outliers, scratch, use);
-      if (w.scales == Scales::half_min) return form_rows<Codes::nibbles, Scales::half_min, P>(w, panel, x, outliers, scratch, use);
-      return form_rows<Codes::nibbles, Scales::super_min, P>(w, panel, x, outliers, scratch, use);
-    case Codes::five:
-      if (w.scales == Scales::half) return form_rows<Codes::five, Scales::half, P>(w, panel, x, outliers, scratch, use);
-      if (w.scales == Scales::half_min) return form_rows<Codes::five, Scales::half_min, P>(w, panel, x, outliers, scratch, use);
-      return form_rows<Codes::five, Scales::super_min, P>(w, panel, x, outliers, scratch, use);
-    case Codes::six: return form_rows<Codes::six, Scales::super, P>(w, panel, x, outliers, scratch, use);
-    case Codes::bytes: return form_rows<Codes::bytes, Scales::half, P>(w, panel, x, outliers, scratch, use);
-  }
+#define EVERWARM_TYPE(name, code, scale, zero, inputs, bytes) \
+  if (w.codes == Codes::code && w.scales == Scales::scale)    \
+    return form_rows<Codes::code, Scales::scale, P>(w, panel, x, outliers, scratch, use);
+  EVERWARM_QUANTISED_TYPES(EVERWARM_TYPE)
+#undef EVERWARM_TYPE
 }
 
 template <int P, class Use>
 void float_rows(const FloatWeight& w, int panel, const float* x, int rows, Use&& use) {
   const auto run = [&](auto compute) { in_tiles<TILE_ROWS, P>(rows, compute, use); };
   const auto at = [&](int row) { return x + size_t(row) * w.inputs; };
-  switch (w.type) {
-    case Floats::f32: return run([&](int row, auto& acc) { float_tile<Floats::f32>(w, panel, at(row), acc); });
-    case Floats::f16: return run([&](int row, auto& acc) { float_tile<Floats::f16>(w, panel, at(row), acc); });
-    case Floats::bf16: return run([&](int row, auto& acc) { float_tile<Floats::bf16>(w, panel, at(row), acc); });
-  }
+#define EVERWARM_TYPE(name, floats, bytes) \
+  if (w.type == Floats::floats) return run([&](int row, auto& acc) { float_tile<Floats::floats>(w, panel, at(row), acc); });
+  EVERWARM_FLOAT_TYPES(EVERWARM_TYPE)
+#undef EVERWARM_TYPE
 }
 
 // Rows are taken in blocks whose codes stay in the last-level cache while panel after panel passes by.

@@ -2,81 +2,15 @@
 
 #include <cstring>
 
+#include "blocks.h"
 #include "simd_portable.h"
 
 namespace everwarm {
 
 namespace {
 
+using blocks::u16;
 using portable::half_to_float;
-
-uint16_t u16(const uint8_t* p) {
-  uint16_t v;
-  std::memcpy(&v, p, 2);
-  return v;
-}
-
-// What a GGUF type is made of. A unit is a group of 32 inputs, or a super-block of 256.
-struct Type {
-  const char* name;
-  Codes codes;
-  Scales scales;
-  int zero;
-  int unit_inputs, unit_bytes;
-};
-
-constexpr Type TYPES[] = {
-    {"Q4_0", Codes::nibbles, Scales::half, 8, 32, 18},     {"Q4_1", Codes::nibbles, Scales::half_min, 0, 32, 20},
-    {"Q5_0", Codes::five, Scales::half, 16, 32, 22},       {"Q5_1", Codes::five, Scales::half_min, 0, 32, 24},
-    {"Q8_0", Codes::bytes, Scales::half, 128, 32, 34},     {"Q4_K", Codes::nibbles, Scales::super_min, 0, 256, 144},
-    {"Q5_K", Codes::five, Scales::super_min, 0, 256, 176}, {"Q6_K", Codes::six, Scales::super, 32, 256, 210},
-};
-
-const Type* find(const std::string& name) {
-  for (const Type& type : TYPES)
-    if (name == type.name) return &type;
-  return nullptr;
-}
-
-void nibbles(const uint8_t* qs, int bytes, uint8_t* codes) {  // low halves first, then high halves
-  for (int i = 0; i < bytes; i++) codes[i] = qs[i] & 15, codes[bytes + i] = qs[i] >> 4;
-}
-
-// The codes of one unit, in the order of its inputs.
-void unit_codes(const Type& type, const uint8_t* b, uint8_t* codes) {
-  const std::string name = type.name;
-  if (name == "Q4_0") return nibbles(b + 2, 16, codes);
-  if (name == "Q4_1") return nibbles(b + 4, 16, codes);
-  if (name == "Q5_0" || name == "Q5_1") {
-    const uint8_t* qh = b + (name == "Q5_0" ? 2 : 4);
-    nibbles(qh + 4, 16, codes);
-    for (int i = 0; i < 32; i++) codes[i] |= uint8_t((qh[i / 8] >> i % 8 & 1) << 4);
-  } else if (name == "Q8_0") {
-    for (int i = 0; i < 32; i++) codes[i] = b[2 + i] ^ 0x80;  // two's complement to excess 128
-  } else if (name == "Q4_K" || name == "Q5_K") {
-    const uint8_t* qs = b + (name == "Q4_K" ? 16 : 48);
-    for (int j = 0; j < 4; j++) nibbles(qs + 32 * j, 32, codes + 64 * j);
-    if (name == "Q5_K")
-      for (int i = 0; i < 256; i++) codes[i] |= uint8_t((b[16 + i % 32] >> i / 32 & 1) << 4);
-  } else {  // Q6_K
-    for (int n = 0; n < 2; n++)
-      for (int l = 0; l < 32; l++) {
-        const uint8_t low = b[64 * n + l], next = b[64 * n + l + 32], high = b[128 + 32 * n + l];
-        uint8_t* c = codes + 128 * n + l;
-        c[0] = (low & 15) | (high & 3) << 4, c[32] = (next & 15) | (high >> 2 & 3) << 4;
-        c[64] = low >> 4 | (high >> 4 & 3) << 4, c[96] = next >> 4 | (high >> 6 & 3) << 4;
-      }
-  }
-}
-
-// 6-bit scale and minimum j of a Q4_K or Q5_K block.
-void k_scale(const uint8_t* s, int j, uint8_t& scale, uint8_t& minimum) {
-  if (j < 4) {
-    scale = s[j] & 63, minimum = s[j + 4] & 63;
-  } else {
-    scale = (s[j + 4] & 15) | (s[j - 4] >> 6) << 4, minimum = s[j + 4] >> 4 | (s[j] >> 6) << 4;
-  }
-}
 
 struct Planes {
   uint8_t *code, *thin, *small;
@@ -106,26 +40,10 @@ void put_group(const Weight& w, const Planes& to, int group, int lane, const uin
     }
 }
 
-void put_scales(const Type& type, const Weight& w, const Planes& to, int unit, int lane, const uint8_t* b) {
-  switch (w.scales) {
-    case Scales::half: to.half[unit * PANEL + lane] = u16(b); break;
-    case Scales::half_min:
-      to.half[unit * 2 * PANEL + lane] = u16(b);
-      to.half[unit * 2 * PANEL + PANEL + lane] = u16(b + 2);
-      break;
-    case Scales::super_min:
-      to.half[unit * 2 * PANEL + lane] = u16(b);
-      to.half[unit * 2 * PANEL + PANEL + lane] = u16(b + 2);
-      for (int j = 0; j < 8; j++) {
-        uint8_t* small = to.small + (unit * 8 + j) * 2 * PANEL + lane;
-        k_scale(b + 4, j, small[0], small[PANEL]);
-      }
-      break;
-    case Scales::super:
-      to.half[unit * PANEL + lane] = u16(b + type.unit_bytes - 2);
-      for (int j = 0; j < 16; j++) to.small[(unit * 16 + j) * PANEL + lane] = b[192 + j];
-      break;
-  }
+void put_scales(const Weight& w, const Planes& to, int block, int lane, const BlockScales& from) {
+  const int halves = has_minimum(w.scales) ? 2 : 1, small = is_super(w.scales) ? SUPER / 16 : 0;
+  for (int i = 0; i < halves; i++) to.half[(block * halves + i) * PANEL + lane] = from.half[i];
+  for (int i = 0; i < small; i++) to.small[(block * small + i) * PANEL + lane] = from.small[i];
 }
 
 uint8_t code_at(const Weight& w, int panel, int group, int lane, int input) {
@@ -169,34 +87,35 @@ void dequantize_row(const Weight& w, int row, float* out) {
 
 }  // namespace
 
-bool form_of(const std::string& type, int outputs, int inputs, Weight& form) {
-  const Type* t = find(type);
-  if (!t || inputs % t->unit_inputs) return false;
-  form = {t->codes, t->scales, t->zero, outputs, inputs, nullptr};
-  return true;
+const std::vector<TensorType>& tensor_types() {
+  static const std::vector<TensorType> types = {
+#define EVERWARM_TYPE(name, code, scale, zero, inputs, bytes) \
+  {#name, inputs, bytes, Weight{Codes::code, Scales::scale, zero, 0, 0, nullptr}, {}, blocks::name::codes, blocks::name::scales},
+      EVERWARM_QUANTISED_TYPES(EVERWARM_TYPE)
+#undef EVERWARM_TYPE
+#define EVERWARM_TYPE(name, floats, bytes) {#name, 1, bytes, {}, FloatWeight{Floats::floats, 0, 0, nullptr}, nullptr, nullptr},
+          EVERWARM_FLOAT_TYPES(EVERWARM_TYPE)
+#undef EVERWARM_TYPE
+  };
+  return types;
 }
 
-size_t block_row_bytes(const std::string& type, int inputs) {
-  const Type& t = *find(type);
-  return size_t(inputs) / t.unit_inputs * t.unit_bytes;
-}
-
-void pack(const std::string& type, const uint8_t* blocks, const Weight& w, uint8_t* out, Pool& pool) {
-  const Type& t = *find(type);
-  const int units = w.inputs / t.unit_inputs;
-  const size_t codes = w.cells() * w.code_bytes();
-  std::memset(out + codes, 0, w.bytes() - codes);
+void pack(const TensorType& type, const uint8_t* from, const Weight& w, uint8_t* out, Pool& pool) {
+  const int per_row = w.inputs / type.block_inputs, groups = type.block_inputs / GROUP;
+  const size_t code_plane = w.cells() * w.code_bytes();
+  std::memset(out + code_plane, 0, w.bytes() - code_plane);
   pool.run(w.panels(), [&](int panel, int) {
     const Planes to = planes_of(w, out, panel);
     std::memset(to.code, 0, w.groups() * w.code_bytes());
     uint8_t codes[SUPER];
+    BlockScales scales;
     for (int lane = 0; lane < PANEL && panel * PANEL + lane < w.outputs; lane++) {
-      const uint8_t* b = blocks + size_t(panel * PANEL + lane) * units * t.unit_bytes;
-      for (int u = 0; u < units; u++, b += t.unit_bytes) {
-        unit_codes(t, b, codes);
-        const int per_unit = t.unit_inputs / GROUP;
-        for (int g = 0; g < per_unit; g++) put_group(w, to, u * per_unit + g, lane, codes + g * GROUP);
-        put_scales(t, w, to, u, lane, b);
+      const uint8_t* b = from + size_t(panel * PANEL + lane) * per_row * type.block_bytes;
+      for (int block = 0; block < per_row; block++, b += type.block_bytes) {
+        type.read_codes(b, codes);
+        type.read_scales(b, scales);
+        for (int g = 0; g < groups; g++) put_group(w, to, block * groups + g, lane, codes + g * GROUP);
+        put_scales(w, to, block, lane, scales);
       }
     }
   });
@@ -209,7 +128,7 @@ void dequantize_rows(const Weight& w, const int32_t* rows, int count, float* out
   });
 }
 
-void pack_floats(Floats, const uint8_t* rows, const FloatWeight& w, uint8_t* out, Pool& pool) {
+void pack_floats(const uint8_t* rows, const FloatWeight& w, uint8_t* out, Pool& pool) {
   const size_t e = w.element();
   pool.run(w.panels(), [&](int panel, int) {
     uint8_t* to = out + size_t(panel) * w.inputs * PANEL * e;

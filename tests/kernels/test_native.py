@@ -12,8 +12,8 @@ from everwarm.kernels.native import aligned_bytes
 from tiny import random_blocks
 
 ISAS = _native.supported_isas()
-QUANTISED = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"]
-FLOATS = ["F32", "F16", "BF16"]
+QUANTISED = [name for name, (inputs, _) in _native.TENSOR_TYPES.items() if inputs > 1]
+FLOATS = [name for name, (inputs, _) in _native.TENSOR_TYPES.items() if inputs == 1]
 
 
 @pytest.fixture(params=ISAS)
@@ -53,6 +53,13 @@ def quantised(x: np.ndarray) -> np.ndarray:
 
 def unit(kind: str) -> int:
     return max(32, gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][0])
+
+
+def test_types_with_a_form_have_the_blocks_of_the_file() -> None:
+    for name, sizes in _native.TENSOR_TYPES.items():
+        assert sizes == gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]]
+    assert {"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"} <= set(QUANTISED)
+    assert {"F32", "F16", "BF16"} <= set(FLOATS)
 
 
 @pytest.mark.parametrize("kind", QUANTISED + FLOATS)
@@ -341,6 +348,31 @@ def test_a_token_that_is_not_finite_spoils_itself_and_those_after_it(engine: _na
         assert np.isnan(dirty[200:, 3 * 64 :]).all()  # the heads that share the second KV head
 
 
+@pytest.mark.parametrize("change", ["add", "norm_heads", "rotate"])
+def test_rows_that_change_in_place_are_quantised_again(engine: _native.Engine, change: str) -> None:
+    form, _ = packed(engine, "Q4_0", 64, 64)
+    floats, _ = packed(engine, "F32", 64, 64)
+    start = np.random.default_rng(0).standard_normal((2, 64), np.float32)
+    batch = _native.Batch()
+    batch.add(7, 2, [0])
+    batch.add_rotary(np.ones(8, np.float32), 1.0, False)
+
+    def changed(quantise_first: bool) -> np.ndarray:
+        x, y = rows(start), _native.Rows(64)
+        if quantise_first:
+            engine.quantise(x)
+        if change == "add":
+            engine.linear(rows(start), [floats], [None], [x], True)
+        elif change == "norm_heads":
+            engine.norm_heads(x, np.full(32, 3, np.float32), 1e-5, 2)
+        else:
+            engine.rotate(x, 2, batch, 0)
+        engine.linear(x, [form], [None], [y], False)
+        return y.numpy().copy()
+
+    np.testing.assert_array_equal(changed(True), changed(False))
+
+
 class TestRefused:
     """Arguments that would read or write where they must not."""
 
@@ -421,6 +453,25 @@ class TestRefused:
     def test_form_without_memory(self, engine: _native.Engine) -> None:
         with pytest.raises(ValueError, match="without memory"):
             engine.linear(rows(np.zeros((1, 64))), [_native.Form("Q4_0", 16, 64)], [None], [_native.Rows(16)], False)
+        for kind in ("Q4_0", "F32"):
+            with pytest.raises(ValueError, match="embed: a form without memory"):
+                engine.embed(_native.Form(kind, 16, 64), np.zeros(1, np.int32), _native.Rows(64))
+            forms, out, spare = [_native.Form(kind, 32, 64)] * 2, _native.Rows(32), _native.Rows(32)
+            with pytest.raises(ValueError, match="gated: a form without memory"):
+                engine.gated(rows(np.zeros((1, 64))), forms, [None, None], out, spare, "silu")
+
+    def test_rows_that_are_read_and_written_at_once(self, engine: _native.Engine) -> None:
+        x, other = rows(np.zeros((1, 64))), _native.Rows(64)
+        form, _ = packed(engine, "Q4_0", 64, 64)
+        for out, spare in ((x, other), (other, x), (other, other)):
+            with pytest.raises(ValueError, match="must be different rows"):
+                engine.gated(x, [form, form], [None, None], out, spare, "silu")
+        pool = _native.KVPool(1, 1, 64, "f16")
+        batch = _native.Batch()
+        batch.add(0, 1, [pool.allocate()])
+        batch.place(pool)
+        with pytest.raises(ValueError, match="the same rows"):
+            engine.attention(pool, 0, x, batch, 1.0, 0, 0.0, x)
 
     def test_blocks_that_are_not_allocated(self, engine: _native.Engine) -> None:
         pool = _native.KVPool(1, 1, 64, "f16")

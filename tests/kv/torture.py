@@ -44,12 +44,12 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # else importing NumPy start
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import everwarm
-from everwarm.config import PREFIX
 from everwarm.errors import StoreError
 from everwarm.kv import container
 from everwarm.kv import store as store_module
 from everwarm.kv.disk.files import Files
 from everwarm.llm import LLM, End, Event
+from everwarm.setting_kinds import PREFIX
 from everwarm.text.history import tokenise
 from tiny import Tiny
 

@@ -13,8 +13,8 @@ import numpy.typing as npt
 import pytest
 
 import everwarm
-from everwarm.config import Share
 from everwarm.errors import ConfigError, EverwarmError, RequestError
+from everwarm.sizes import Share
 from everwarm.weights import cache as cache_module
 from everwarm.weights.cache import WeightCache
 from everwarm.weights.memory import Buffers, root_of

@@ -20,6 +20,8 @@ from everwarm.bench.load_server import ServerProcess
 from everwarm.bench.ttft import temporary_home
 from everwarm.bench.ttft_text import text
 from everwarm.errors import ConfigError, RequestError
+from everwarm.setting_kinds import Given
+from everwarm.settings import Settings
 from everwarm.text.tokenizer import Tokenizer
 from everwarm.weights.gguf import GGUFFile
 
@@ -42,7 +44,7 @@ class Asked:
     answer: int
     runs: int = 1
     peer: bool = False
-    settings: Mapping[str, object] = field(default_factory=dict)  # how the model is loaded
+    settings: Mapping[str, Given] = field(default_factory=dict)  # how the model is loaded
 
 
 @dataclass(slots=True)
@@ -72,7 +74,7 @@ def run(model: Path, asked: Asked, tell: Tell) -> list[Run]:
         tokenizer = Tokenizer.from_metadata(file.metadata)
     script = write_script(asked, lambda said: len(tokenizer.encode(said)), list(tokenizer.special_tokens.values()))
     context = whole_context(asked, script, lambda said: len(tokenizer.encode(said)))
-    threads = int(str(asked.settings.get("threads") or config.cores()))
+    threads = config.resolve(Settings, asked.settings).settings.threads or config.cores()
     found = []
     for number in range(asked.runs):
         servers = [OWN, PEER] if asked.peer else [OWN]

@@ -19,8 +19,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from everwarm import config
 from everwarm.errors import ConfigError
+from everwarm.setting_kinds import PREFIX, Given, settings_of
+from everwarm.settings import ServeSettings
 
 READY_S = 120.0
 END_S = 30.0
@@ -99,10 +100,11 @@ class ServerProcess:
         return lines[-1] if lines else "it said nothing"
 
 
-def everwarm(model: Path, home: Path, settings: Mapping[str, object], *flags: str) -> ServerProcess:
+def everwarm(model: Path, home: Path, settings: Mapping[str, Given], *flags: str) -> ServerProcess:
     """`everwarm serve` with a store of its own."""
-    environment = os.environ | {config.PREFIX + "HOME": str(home)}
-    environment |= {config.PREFIX + name.upper(): str(value) for name, value in settings.items() if value is not None}
+    known = settings_of(ServeSettings)
+    environment = os.environ | {PREFIX + "HOME": str(home)}
+    environment |= {known[name].variable: str(value) for name, value in settings.items() if value is not None}
     command = [sys.executable, "-m", "everwarm", "serve", str(model), "--port", "0", *flags]
     return ServerProcess("everwarm", command, environment, None)
 

@@ -10,7 +10,7 @@ import shutil
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,8 +21,10 @@ from everwarm import config
 from everwarm.engine.prefill import PREFILL_CHUNK, prefill
 from everwarm.errors import ConfigError
 from everwarm.kernels.backend import Backend
-from everwarm.llm import LLM, load
+from everwarm.llm import LLM
 from everwarm.model.transformer import Span
+from everwarm.setting_kinds import Given
+from everwarm.settings import Settings
 
 PEER = "llama.cpp"
 _CEILING_BYTES = 512 << 20
@@ -79,19 +81,19 @@ def run(
     model: Path,
     works: Sequence[Work],
     runs: int,
-    settings: dict[str, object],
+    settings: Mapping[str, Given],
     isas: Sequence[str | None],
     peer: bool,
     tell: Callable[[str], None],
 ) -> tuple[list[Series], Ceiling | None]:
     """Measure all works with each instruction set (None: the best one; `blas`: the reference backend) and the peer."""
     bench = find_llama_bench() if peer else None
-    threads = settings.get("threads") or config.cores()
+    threads = config.resolve(Settings, settings).settings.threads or config.cores()
     series: list[Series] = []
     ceiling = None
     for isa in isas:
-        chosen = {"backend": "reference"} if isa == "blas" else {"isa": isa}
-        with load(model, **(settings | chosen)) as llm:  # type: ignore[arg-type]
+        chosen: dict[str, Given] = {"backend": "reference"} if isa == "blas" else {"isa": isa}
+        with LLM(model, config.resolve(Settings, {**settings, **chosen}).settings) as llm:
             llm.weights.preload()
             ceiling = ceiling or measure_ceiling(llm.backend)
             runner = f"everwarm {llm.backend.instructions}"
@@ -101,7 +103,7 @@ def run(
                     tell(f"{work.name}: run {number + 1} of {runs}, {runner}")
                     ours.tok_s.append(measure(llm, work))
                     for flash in (0, 1) if bench and isa is isas[0] else ():
-                        theirs[flash].tok_s.append(llama_bench(bench or "", model, work, flash, int(str(threads))))
+                        theirs[flash].tok_s.append(llama_bench(bench or "", model, work, flash, threads))
                 series.append(ours)
                 if theirs[0].tok_s:
                     best = max(theirs, key=lambda one: one.median)

@@ -30,6 +30,7 @@ from everwarm.bench.ttft_peer import Peer, PeerError
 from everwarm.errors import ConfigError, StoreError
 from everwarm.model.config import read_config
 from everwarm.model.tensors import EMBEDDING
+from everwarm.setting_kinds import PREFIX
 from everwarm.weights.gguf import GGUFFile
 from everwarm.weights.identity import REMEMBERED
 
@@ -103,7 +104,7 @@ def run(asked: Asked, tell: Callable[[str], None]) -> tuple[list[Measured], list
 
 
 def _child(setup: Setup, home: Path) -> list[Measured]:
-    environment = os.environ | {config.PREFIX + "HOME": str(home)}
+    environment = os.environ | {PREFIX + "HOME": str(home)}
     arguments = [
         sys.executable,
         "-m",

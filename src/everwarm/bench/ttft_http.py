@@ -27,6 +27,7 @@ from everwarm.bench.load_server import ServerProcess
 from everwarm.bench.ttft import STATES, temporary_home
 from everwarm.bench.ttft_text import text
 from everwarm.errors import ConfigError, RequestError, StoreError
+from everwarm.setting_kinds import Given
 
 _TIERS = {"cold": "cold", "warm": "warm", "hot": "hot", "restart": "warm"}
 
@@ -43,7 +44,7 @@ class Asked:
     url: str | None = None
     model: Path | None = None
     key: str | None = None
-    settings: Mapping[str, object] = field(default_factory=dict)  # how the model is loaded
+    settings: Mapping[str, Given] = field(default_factory=dict)  # how the model is loaded
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,10 @@ from rich.text import Text
 from everwarm import config
 from everwarm.cli.agents_text import count_of, print_agent, print_agents, print_problems, row_of
 from everwarm.cli.console import bytes_bar, err, human_bytes, out, print_json, printable
-from everwarm.cli.options import Json
+from everwarm.cli.options import Json, WarmAge, WarmQuota
 from everwarm.errors import ConfigError, StoreError
+from everwarm.settings import Settings
+from everwarm.sizes import in_bytes
 
 if TYPE_CHECKING:
     from everwarm.kv.disk.directory import DirectoryStore
@@ -31,8 +33,6 @@ Model = Annotated[
     str | None, typer.Option(help="Which model's, where several have an agent of that name: its name, or its id in ls.")
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")]
-WarmQuota = Annotated[str | None, typer.Option(help=config.SETTINGS["warm_quota"].sentence)]
-WarmAge = Annotated[str | None, typer.Option(help=config.SETTINGS["warm_age"].sentence)]
 
 
 @app.command("ls")
@@ -334,16 +334,13 @@ def _model_for(inventory: "Inventory", export: "Export") -> "ModelEntry":
 
 
 def _quota(flag: str | None) -> int:
-    size = config.resolve({"warm_quota": flag})["warm_quota"].value
-    if not isinstance(size, config.Share):
-        return int(str(size))
     from everwarm.kv.warm.blockstore import most_bytes
 
-    return int(size.fraction * most_bytes(_store()))
+    return in_bytes(config.resolve(Settings, {"warm_quota": flag}).settings.warm_quota, lambda: most_bytes(_store()))
 
 
 def _age_s(flag: str | None) -> float:
-    return 86400.0 * int(str(config.resolve({"warm_age": flag})["warm_age"].value))
+    return config.resolve(Settings, {"warm_age": flag}).settings.warm_age_s
 
 
 def _totals(inventory: "Inventory", found: Sequence["AgentEntry"]) -> dict[str, int]:

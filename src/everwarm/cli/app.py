@@ -14,7 +14,8 @@ from everwarm.errors import EverwarmError
 
 app = typer.Typer(
     name="everwarm",
-    help="Run GGUF language models on ordinary machines; never compute the same thing twice.",
+    help="Run GGUF language models on ordinary machines; never compute the same thing twice. Each setting is a flag "
+    "(--kv-type), a variable (EVERWARM_KV_TYPE) and a key of config.toml (kv_type); `everwarm doctor` lists them all.",
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,

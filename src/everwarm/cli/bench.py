@@ -13,6 +13,7 @@ from everwarm.cli import bench_load, bench_text, bench_ttft
 from everwarm.cli.console import err, human_bytes, out, print_json
 from everwarm.cli.options import Json, KvType, Model, Threads
 from everwarm.errors import ConfigError
+from everwarm.setting_kinds import Given
 
 app = typer.Typer(help="Measure, on this machine.", no_args_is_help=True)
 
@@ -46,7 +47,7 @@ def speed(
     works = [bench.Work("prefill", size) for size in bench_text.numbers("--prompt-tokens", prompt_tokens, 1)]
     works += [bench.Work("decode", decode_tokens, at) for at in bench_text.numbers("--depth", depth, 0)]
     isas = [*supported_isas(), "blas"] if isa == "all" else [None if isa == "auto" else isa]
-    settings: dict[str, object] = {"threads": threads, "kv_type": kv_type}
+    settings: dict[str, Given] = {"threads": threads, "kv_type": kv_type}
     series, ceiling = bench.run(path, works, runs, settings, isas, peer is not None, bench_text.teller())
     rows = _rows(series, path.stat().st_size, ceiling)
     report = {

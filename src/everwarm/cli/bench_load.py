@@ -13,8 +13,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from everwarm import config
 from everwarm.cli import bench_text
 from everwarm.cli.console import err, human_bytes, out, print_json
-from everwarm.cli.options import Json, KvType, Threads
+from everwarm.cli.options import Json, KvBudget, KvType, Threads
 from everwarm.errors import ConfigError
+from everwarm.setting_kinds import Given
+from everwarm.settings import Settings
 
 if TYPE_CHECKING:
     from everwarm.bench.load import Tell
@@ -34,7 +36,7 @@ def load(
         str | None, typer.Option(help="`llama.cpp`: the same load on its llama-server, with a slot for each agent.")
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the distributions into this PNG file.")] = None,
-    kv_budget: Annotated[str | None, typer.Option(help="Memory for keys and values.")] = None,
+    kv_budget: KvBudget = None,
     threads: Threads = None,
     kv_type: KvType = None,
     as_json: Json = False,
@@ -52,8 +54,8 @@ def load(
         raise ConfigError("--peer, --kv-budget, --threads and --kv-type need a server that is started here, not --url")
     if plot is not None and (plot.suffix != ".png" or not plot.parent.is_dir()):
         raise ConfigError(f"--plot {plot}: expected a file name that ends in .png, in a folder that exists")
-    settings = {"threads": threads, "kv_type": kv_type, "kv_budget": kv_budget}
-    config.resolve(settings)  # what it can't understand is said before all else
+    settings: dict[str, Given] = {"threads": threads, "kv_type": kv_type, "kv_budget": kv_budget}
+    config.resolve(Settings, settings)  # what it can't understand is said before all else
     asked = bench.Asked(agents, turns, context, answer, runs, peer is not None, settings)
     with _bar() as tell:
         if url is not None:

@@ -14,6 +14,8 @@ from everwarm.cli import bench_text
 from everwarm.cli.console import err, human_bytes, out, print_json
 from everwarm.cli.options import Json, KvType, Threads
 from everwarm.errors import ConfigError
+from everwarm.setting_kinds import Given
+from everwarm.settings import Settings
 
 _WIDTH = 130
 
@@ -58,15 +60,15 @@ def ttft(
         raise ConfigError(f"--peer {peer}: known is {bench.PEER}")
     if plot is not None and (plot.suffix != ".png" or not plot.parent.is_dir()):
         raise ConfigError(f"--plot {plot}: expected a file name that ends in .png, in a folder that exists")
-    config.resolve({"kv_type": kv_type, "threads": threads})  # what it can't understand is said before all else
+    flags: dict[str, Given] = {"kv_type": kv_type, "threads": threads}
+    said = config.resolve(Settings, flags).settings.kv_type  # a value that is refused is refused before all else
     if url is not None or http:
         if batch_sizes != "1" or page_cache != "warm" or peer or plot:
             raise ConfigError(
                 "--batch-sizes, --page-cache, --peer and --plot are for measuring without --url and --http"
             )
-        settings: dict[str, object] = {"kv_type": kv_type, "threads": threads}
         numbers = sorted(set(bench_text.numbers("--contexts", contexts, 1)))
-        _over_http(model, url, numbers, runs, asked_states, suffix, answer, settings, as_json)
+        _over_http(model, url, numbers, runs, asked_states, suffix, answer, flags, as_json)
         return
     if model is None:
         raise ConfigError("give a model, or the --url of a server")
@@ -78,7 +80,6 @@ def ttft(
     )  # fmt: skip
     bench.check(asked)
     found, peers = bench.run(asked, bench_text.teller())
-    said = config.resolve({"kv_type": kv_type})["kv_type"].value
     report = {
         "benchmark": "ttft", "model": path.name, "threads": threads or config.cores(), "kv_type": said,
         "suffix": suffix, "answer": answer, "rounds": runs, "durability": "turn", "restore": "always",
@@ -94,7 +95,7 @@ def ttft(
 
 def _over_http(
     model: str | None, url: str | None, contexts: list[int], runs: int, states: list[str], suffix: int, answer: int,
-    settings: dict[str, object], as_json: bool,
+    settings: dict[str, Given], as_json: bool,
 ) -> None:  # fmt: skip
     from everwarm.bench import ttft_http
     from everwarm.pull import resolve

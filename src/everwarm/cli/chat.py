@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
-from everwarm import config
 from everwarm.cli.console import err
 from everwarm.cli.loading import loaded
 from everwarm.cli.options import (
     Agent,
-    LoadSettings,
     MaxTokens,
     MinP,
     RepetitionPenalty,
@@ -23,12 +21,14 @@ from everwarm.cli.options import (
     Temperature,
     TopK,
     TopP,
-    loads_model,
+    takes_settings,
 )
 from everwarm.cli.remote import Remote
 from everwarm.cli.talk import speed, statistics
 from everwarm.cli.wrap import Wrapper
 from everwarm.errors import RequestError
+from everwarm.setting_kinds import PREFIX
+from everwarm.settings import Settings
 
 if TYPE_CHECKING:
     from everwarm.llm import LLM
@@ -100,7 +100,7 @@ class There:
         ]
 
 
-@loads_model
+@takes_settings(Settings)
 def chat(
     model: Annotated[str | None, typer.Argument(help="Path or pulled name; not needed with --url.")] = None,
     agent: Agent = None,
@@ -115,7 +115,7 @@ def chat(
     seed: Seed = None,
     stats: Stats = False,
     *,
-    settings: LoadSettings,
+    settings: Settings,
 ) -> None:
     """Talk with a model. /help lists what else can be typed; Ctrl-C stops an answer. With --agent the conversation goes
     on where it was left. With --url the key comes from EVERWARM_API_KEY.
@@ -136,7 +136,7 @@ def chat(
         if llm is not None:
             _talk(Here(llm, _plain_name(model or ""), agent, options, stats), agent, opening)
         else:
-            key = os.environ.get(config.PREFIX + "API_KEY")
+            key = os.environ.get(PREFIX + "API_KEY")
             _talk(There(Remote(url or "", key), agent, options), agent, opening)
 
 

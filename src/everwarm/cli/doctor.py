@@ -13,6 +13,8 @@ from rich.text import Text
 
 from everwarm import config
 from everwarm.cli.console import human_bytes, out, print_json, printable
+from everwarm.setting_kinds import settings_of
+from everwarm.settings import ServeSettings
 
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False) -> None:
@@ -35,8 +37,8 @@ def examine() -> dict[str, dict[str, Any]]:
     """Everything the doctor says, by section."""
     from everwarm import kernels, pull
 
-    settings = config.resolve()
-    choice = kernels.choose(str(settings["backend"].value), str(settings["isa"].value))
+    found = config.resolve(ServeSettings)
+    choice = kernels.choose(found.settings.backend, found.settings.isa)
     cpu, home = kernels.detect_cpu(), config.home()
     return {
         "versions": {
@@ -58,8 +60,8 @@ def examine() -> dict[str, dict[str, Any]]:
             "models": ", ".join(model.name for model in pull.pulled(home)) or "none (try: everwarm pull smollm2)",
         },
         "settings": {
-            name: {"value": "not set" if found.value is None else str(found.value), "source": found.source}
-            for name, found in settings.items()
+            name: {"value": setting.show(getattr(found.settings, name)), "source": found.sources[name]}
+            for name, setting in settings_of(ServeSettings).items()
         },
     }
 

@@ -14,6 +14,7 @@ from rich.text import Text
 from everwarm import config
 from everwarm.cli.console import bytes_bar, err, human_bytes, out, print_json, printable
 from everwarm.errors import ConfigError
+from everwarm.sizes import parse_size
 
 
 def pull(
@@ -77,7 +78,7 @@ def _budget(file: Any, weight_budget: str) -> dict[str, int] | None:
     from everwarm.weights.source import FileSource
 
     try:
-        budget = config.parse_size(weight_budget)
+        budget = parse_size(weight_budget)
     except ValueError as error:
         raise ConfigError(f"flag --weight-budget: can't understand {weight_budget!r}: {error}") from None
     if any(len(info.shape) > 2 for info in file.tensors.values()):

@@ -1,17 +1,19 @@
 """Options that several commands share, each written once.
 
-Flags that say how a model is loaded are made from the settings in `everwarm.config`: `@loads_model` gives them to a
-command, which gets them as one dictionary, `settings`.
+The flags of settings are made from the fields in `everwarm.settings`: `@takes_settings(Settings)` adds them to a
+command, which gets the typed settings as its parameter `settings`.
 """
 
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
-from everwarm.config import SETTINGS
+from everwarm import config
+from everwarm.setting_kinds import Given, Setting, settings_of
+from everwarm.settings import ServeSettings, Settings
 
 Model = Annotated[str, typer.Argument(help="Path or pulled name.")]
 MaxTokens = Annotated[int, typer.Option(help="Stop after this many tokens.")]
@@ -26,41 +28,63 @@ Agent = Annotated[
     str | None,
     typer.Option(help="Whose turn it is: this agent's history is kept, and its KV is not computed again."),
 ]
-KvType = Annotated[str | None, typer.Option(help="How keys and values are stored: f16, q8, q4.")]
-Threads = Annotated[int | None, typer.Option(help="Threads to compute with.")]
 Stats = Annotated[bool, typer.Option("--stats", help="Say what the weight cache did, and where the time went.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object.")]
 
-LoadSettings = dict[str, Any]
-"""What `@loads_model` gives to a command: values of flags by setting, None where nothing was said."""
+S = TypeVar("S", bound=Settings)
 
 
-def loads_model(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace the command's parameter `settings` by a flag for every setting that has one."""
-    flags = [setting for setting in SETTINGS.values() if setting.has_flag]
-    extra = [
-        inspect.Parameter("no_pack", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_NoPack)
-        if setting.name == "pack"
-        else inspect.Parameter(
-            setting.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=None,
-            annotation=Annotated[str | None, typer.Option(setting.flag, help=setting.sentence)],
-        )
-        for setting in flags
-    ]
-    own = [p for p in inspect.signature(command).parameters.values() if p.name != "settings"]
-
-    @functools.wraps(command)
-    def with_flags(**given: Any) -> None:
-        settings: LoadSettings = {p.name: given.pop(p.name) for p in extra}
-        settings["pack"] = "off" if settings.pop("no_pack", False) else None
-        command(**given, settings=settings)
-
-    keywords = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
-    with_flags.__signature__ = inspect.Signature([*keywords, *extra])  # type: ignore[attr-defined]
-    with_flags.__annotations__ = {p.name: p.annotation for p in [*own, *extra]} | {"return": None}
-    return with_flags
+def flag_of(name: str) -> Any:
+    """The flag of one setting, for commands that take only a few of them."""
+    setting = settings_of(ServeSettings)[name]
+    if setting.rule.off_flag:
+        return typer.Option(setting.flag, help=setting.sentence)
+    # Not typer's own default: a flag that was not given must not win over a variable.
+    default = "" if setting.default in (None, ()) else f"  [default: {setting.show(setting.default)}]"
+    return typer.Option(setting.flag, metavar=setting.rule.metavar, help=setting.sentence + default)
 
 
-_NoPack = Annotated[bool, typer.Option("--no-pack", help="Keep packed weights in memory only, write no pack.")]
+KvType = Annotated[str | None, flag_of("kv_type")]
+KvBudget = Annotated[str | None, flag_of("kv_budget")]
+Threads = Annotated[int | None, flag_of("threads")]
+WarmQuota = Annotated[str | None, flag_of("warm_quota")]
+WarmAge = Annotated[str | None, flag_of("warm_age")]
+
+
+def takes_settings(kind: type[S]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Replace the command's parameter `settings`, a `kind`, by a flag for each of its settings."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        # The settings of this kind first, those it shares with other commands last.
+        settings = sorted(settings_of(kind).values(), key=lambda setting: setting.name not in kind.__annotations__)
+        flags = [_parameter(setting) for setting in settings]
+        own = [p for p in inspect.signature(command).parameters.values() if p.name != "settings"]
+
+        @functools.wraps(command)
+        def with_flags(**given: Any) -> None:
+            flag_values = {name: _value(setting, given.pop(name)) for name, setting in settings_of(kind).items()}
+            command(**given, settings=config.resolve(kind, flag_values).settings)
+
+        keywords = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
+        with_flags.__signature__ = inspect.Signature([*keywords, *flags])  # type: ignore[attr-defined]
+        with_flags.__annotations__ = {p.name: p.annotation for p in [*own, *flags]} | {"return": None}
+        return with_flags
+
+    return decorate
+
+
+def _parameter(setting: Setting) -> inspect.Parameter:
+    value: Any = list[str] | None if setting.rule.is_list else str | None
+    default = None
+    if setting.rule.off_flag:
+        value, default = bool, False
+    annotation = Annotated[value, flag_of(setting.name)]
+    return inspect.Parameter(setting.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _value(setting: Setting, given: Any) -> Given:
+    """What a flag says about its setting. A flag without a value says "off" if it is there, else nothing."""
+    if setting.rule.off_flag:
+        return "off" if given else None
+    value: Given = given
+    return value

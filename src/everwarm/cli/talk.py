@@ -13,7 +13,6 @@ from everwarm.cli.loading import loaded
 from everwarm.cli.options import (
     Agent,
     Json,
-    LoadSettings,
     MaxTokens,
     MinP,
     Model,
@@ -24,15 +23,16 @@ from everwarm.cli.options import (
     Temperature,
     TopK,
     TopP,
-    loads_model,
+    takes_settings,
 )
 from everwarm.errors import RequestError
+from everwarm.settings import Settings
 
 if TYPE_CHECKING:
     from everwarm.llm import Completion, Event
 
 
-@loads_model
+@takes_settings(Settings)
 def generate(
     model: Model,
     prompt: Annotated[str | None, typer.Option(help="What to say to the model ('-' reads stdin).")] = None,
@@ -52,7 +52,7 @@ def generate(
     stats: Stats = False,
     as_json: Json = False,
     *,
-    settings: LoadSettings,
+    settings: Settings,
 ) -> None:
     """Answer one prompt. The text goes to stdout as it comes, the speed to stderr."""
     source = _source(prompt, messages, raw)
@@ -82,7 +82,7 @@ def generate(
         err.print("\n".join(statistics(completion)), style="dim")
 
 
-@loads_model
+@takes_settings(Settings)
 def score(
     model: Model,
     text_file: Annotated[Path, typer.Option(help="UTF-8 text to score.")],
@@ -91,7 +91,7 @@ def score(
     ] = None,
     as_json: Json = False,
     *,
-    settings: LoadSettings,
+    settings: Settings,
 ) -> None:
     """Perplexity of a text under a model: the mean surprise per token, in windows that are scored on their own."""
     text = _read_text(text_file)

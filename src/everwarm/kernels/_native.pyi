@@ -6,6 +6,7 @@ import numpy.typing as npt
 BLOCK: int
 GROUP: int
 NUMERICS_VERSION: int
+TENSOR_TYPES: dict[str, tuple[int, int]]  # types that have a form: inputs and bytes of a block
 
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]

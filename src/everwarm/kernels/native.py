@@ -17,7 +17,6 @@ from everwarm.kernels.backend import F32, U8, Affine, HostBlocks, KVShape, Rotar
 
 ALIGNMENT = 64
 VECTOR = "vector"
-_PACKED = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "F16", "BF16", "F32"})
 
 
 class NativeBlocks(_native.KVPool, HostBlocks):
@@ -77,7 +76,7 @@ class NativeBackend:
     def plan(self, type_name: str, shape: tuple[int, ...]) -> tuple[str, int]:
         if len(shape) == 1:
             return VECTOR, 4 * shape[0]
-        kind = type_name if type_name in _PACKED else "F32"
+        kind = type_name if type_name in _native.TENSOR_TYPES else "F32"
         return kind, _native.Form(kind, *shape).size_bytes
 
     def pack_into(
@@ -87,7 +86,7 @@ class NativeBackend:
         if len(shape) == 1:
             dequantize(out.view(np.float32))
             return
-        if type_name not in _PACKED:
+        if type_name not in _native.TENSOR_TYPES:
             type_name, blocks = "F32", dequantize(None).reshape(-1).view(np.uint8)
         form = _native.Form(type_name, *shape)
         # The threads belong to the step that runs. It may be waiting for what is packed here, so don't wait for it.

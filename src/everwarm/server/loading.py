@@ -2,11 +2,11 @@
 
 import logging
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from everwarm import config
 from everwarm.server.process import Progress
+from everwarm.settings import Settings
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -38,7 +38,7 @@ class ServedModel:
 def load_model(
     model: str,
     progress: Progress,
-    settings: Mapping[str, Any],
+    settings: Settings,
     limits: "Limits",
     keys: "Keys",
     origins: "Origins",
@@ -49,11 +49,13 @@ def load_model(
         from everwarm.pull import pull as fetch
 
         fetch(model, config.home(), progress=lambda stage, done, total: progress.say(f"{stage} {model}", done, total))
-    from everwarm.llm import load
+    from everwarm.llm import LLM
+    from everwarm.pull import resolve
     from everwarm.server.app import create_app
 
     progress.say("opening the model")
-    llm = load(model, **settings, progress=lambda done, total: progress.say("packing the weights, once", done, total))
+    path = resolve(model, config.home())
+    llm = LLM(path, settings, lambda done, total: progress.say("packing the weights, once", done, total))
     try:
         preload(llm, progress)
         progress.say("looking through the agents")

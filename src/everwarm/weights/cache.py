@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from operator import is_
 from typing import Any
 
-from everwarm.config import Share
 from everwarm.errors import ConfigError, RequestError
 from everwarm.kernels.backend import F32, Weight
+from everwarm.sizes import Share
 from everwarm.weights.counters import Counters
 from everwarm.weights.kept import Kept, Pin, Problem
 from everwarm.weights.memory import U8, Buffers, InUse, available_bytes, lock_in_ram, touch

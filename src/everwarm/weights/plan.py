@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from everwarm.config import Share
+from everwarm.sizes import Share
 from everwarm.weights.place import largest_layer, ring_bytes, stages
 from everwarm.weights.policy import POLICIES, Item
 
