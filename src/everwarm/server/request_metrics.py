@@ -65,14 +65,14 @@ class RequestMetrics:
         self._requests.labels(line.route, str(line.status)).inc()
         if line.status == 499:
             self._gone.inc()
-        if (done := line.done) is None:
+        if (outcome := line.outcome) is None:
             return
-        if done.ttft_s is not None:
-            self._first.labels(done.tier or "none").observe(done.ttft_s)
-        for seconds in done.inter_token_s:
+        if outcome.ttft_s is not None:
+            self._first.labels(outcome.tier or "none").observe(outcome.ttft_s)
+        for seconds in outcome.inter_token_s:
             self._between.observe(seconds)
-        self._tokens.labels("prompt").inc(done.prompt_tokens)
-        self._tokens.labels("cached").inc(done.cached_tokens)
-        self._tokens.labels("completion").inc(done.completion_tokens)
-        if done.tier:
-            self._lookups.labels(done.tier, reason_class(done.reason)).inc()
+        self._tokens.labels("prompt").inc(outcome.prompt_tokens)
+        self._tokens.labels("cached").inc(outcome.cached_tokens)
+        self._tokens.labels("completion").inc(outcome.completion_tokens)
+        if outcome.tier:
+            self._lookups.labels(outcome.tier, reason_class(outcome.reason)).inc()
