@@ -28,27 +28,30 @@ class LoopQueue:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._items: deque[Item] = deque()
+        self._sent: deque[Item] = deque()  # by threads
+        self._called = False  # the loop will be there for what was sent
+        self._received: list[Item] = []  # by the loop
         self._arrived = asyncio.Event()
-        self._told = False  # the loop knows that something has arrived
 
     def put(self, item: Item, /) -> None:
-        """Never waits. The loop is woken once for all that it has not taken yet."""
-        self._items.append(item)
-        if not self._told:
-            self._told = True
+        """Never waits. The loop is called once for all that it has not received yet."""
+        self._sent.append(item)
+        if not self._called:
+            self._called = True
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody reads
-                self._loop.call_soon_threadsafe(self._arrived.set)
+                self._loop.call_soon_threadsafe(self._receive)
+
+    def _receive(self) -> None:
+        self._called = False  # before the items are received: what is sent later calls again
+        while self._sent:
+            self._received.append(self._sent.popleft())
+        self._arrived.set()
 
     def take(self) -> list[Item]:
         """All that has arrived."""
         self._arrived.clear()
-        self._told = False  # before the items are taken: what comes later wakes the loop again
-        items: list[Item] = []
-        with contextlib.suppress(IndexError):
-            while True:
-                items.append(self._items.popleft())
-        return items
+        taken, self._received = self._received, []
+        return taken
 
     async def wait(self) -> None:
         """Until something has arrived since the last `take`."""

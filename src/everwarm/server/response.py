@@ -22,6 +22,8 @@ STALLED_S = 60.0
 
 KEEP_ALIVE = ": keep-alive\n\n"
 
+_encode = json.JSONEncoder(ensure_ascii=False).encode  # `json.dumps` would make an encoder for each event
+
 
 async def respond(request: Request, active: ActiveRequest, wire: Wire, stream: bool) -> Response:
     """The response to a request: errors that come before the first token have a status of their own."""
@@ -106,7 +108,7 @@ def _sse(events: ServerEvents) -> str:
     lines = []
     for event in events:
         name = f"event: {event.name}\n" if event.name else ""
-        data = event.data if isinstance(event.data, str) else json.dumps(event.data, ensure_ascii=False)
+        data = event.data if isinstance(event.data, str) else _encode(event.data)
         lines.append(f"{name}data: {data}\n\n")
     return "".join(lines)
 

@@ -2,7 +2,6 @@
 
 import time
 import uuid
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from everwarm.events import (
@@ -14,6 +13,7 @@ from everwarm.events import (
     Reasoning,
     Text,
     ToolCallArguments,
+    ToolCallEnd,
     ToolCallStart,
     Usage,
 )
@@ -38,7 +38,7 @@ class Choice:
     """One answer as far as it is known."""
 
     answer: Answer = field(default_factory=Answer)
-    chars: int = 0  # of the answer's text
+    chars: int = 0  # of its text, counted for logprobs
     finish: FinishReason | None = None
     logged: list[LoggedToken] = field(default_factory=list)
     held: list[LoggedToken] = field(default_factory=list)  # tokens whose text is not out yet
@@ -75,15 +75,15 @@ class ChatWire:
             return []
         logged = self._released(choice, event) if self._logprobs else []
         choice.answer.add(event.content)
-        choice.chars += len(event.text)
         choice.logged += logged
-        deltas = list(self._deltas(event.content))
+        deltas = [delta for part in event.content if (delta := self._delta(part)) is not None]
         if logged and not deltas:
             deltas = [{"content": ""}]
-        return [
-            self._chunk([self._part(event.choice, delta, logged=logged if number == 0 else [])])
-            for number, delta in enumerate(deltas)
-        ]
+        written = []
+        for delta in deltas:
+            written.append(self._chunk([self._part(event.choice, delta, logged=logged)]))
+            logged = []
+        return written
 
     def end(self, usage: Usage, receipt: Json | None) -> ServerEvents:
         """The finish reasons, now that the turn is safe; usage if it was asked for; the receipt comes with the last."""
@@ -115,20 +115,19 @@ class ChatWire:
     def _message(self, answer: Answer) -> Json:
         return {"message": answer.message() | {"refusal": None}}
 
-    def _deltas(self, content: tuple[Content, ...]) -> Iterator[Json]:
-        for part in content:
-            match part:
-                case Text():
-                    yield {"content": part.text}
-                case Reasoning():
-                    yield {"reasoning_content": part.text}
-                case ToolCallStart():
-                    function = {"name": part.name, "arguments": ""}
-                    yield {
-                        "tool_calls": [{"index": part.index, "id": part.id, "type": "function", "function": function}]
-                    }
-                case ToolCallArguments():
-                    yield {"tool_calls": [{"index": part.index, "function": {"arguments": part.text}}]}
+    def _delta(self, part: Content) -> Json | None:
+        match part:
+            case Text():
+                return {"content": part.text}
+            case Reasoning():
+                return {"reasoning_content": part.text}
+            case ToolCallStart():
+                function = {"name": part.name, "arguments": ""}
+                return {"tool_calls": [{"index": part.index, "id": part.id, "type": "function", "function": function}]}
+            case ToolCallArguments():
+                return {"tool_calls": [{"index": part.index, "function": {"arguments": part.text}}]}
+            case ToolCallEnd():
+                return None
 
     def _part(
         self, number: int, delta: Json, finish: str | None = None, logged: list[LoggedToken] | None = None
@@ -156,6 +155,7 @@ class ChatWire:
         for one in released:
             one.offset = min(at, end)
             at += len(self._bytes(one.event.token).decode("utf-8", "ignore"))
+        choice.chars = end
         return released
 
     def _spelt(self, logged: list[LoggedToken]) -> Json:
