@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from everwarm import config, kernels
 from everwarm.engine.admission import Admission
+from everwarm.engine.budget import Budget
 from everwarm.engine.engine import Engine
 from everwarm.engine.prefill import check_prompt, prefill, too_long
 from everwarm.engine.processors import Constraint
@@ -198,10 +199,10 @@ class LLM:
         self._settings = settings
         self._agents: AgentStore | None = None
         self._engine: Engine | None = None
-        self.admission = Admission(self._pool, MOST_RUNNING)
+        self.admission = Admission(Budget(self._pool, MOST_RUNNING))
         self._opening = threading.Lock()
         self._template: ChatTemplate | TemplateError | None = None
-        self._long_texts: Line[None] = Line(lambda inside, one: not inside)
+        self._long_texts: Line[None] = Line()
         self.control_ids = frozenset(self.tokenizer.special_tokens.values())
 
     def close(self) -> None:

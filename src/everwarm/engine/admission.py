@@ -4,12 +4,12 @@ How much a request will need is unknown; it asks for its prompt and a little mor
 preempts.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from everwarm.errors import CancelledError, CapacityError
-from everwarm.kv.pool import BlockPool
+from everwarm.engine.budget import Budget
+from everwarm.errors import CancelledError
 from everwarm.waiting import Cancellation, Line
 
 
@@ -40,10 +40,9 @@ class Room:
 class Admission:
     """Who has room, and who waits for it."""
 
-    def __init__(self, pool: BlockPool, most_running: int) -> None:
-        self._pool = pool
-        self._most_running = most_running
-        self._line = Line[Room](self._fits)
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self._line = Line[Room](budget.fits)
 
     @property
     def waiting(self) -> int:
@@ -64,20 +63,9 @@ class Admission:
             room.leave()
 
     def enter(self, room: Room, tokens: int) -> None:
-        room.blocks = -(-tokens // self._pool.block_tokens) + 1
-        most = self._pool.most_blocks
-        if most is not None and room.blocks > most:
-            raise CapacityError(
-                f"{room.blocks} blocks of KV are needed, the budget holds {most}: give a larger --kv-budget"
-            )
+        room.blocks = self._budget.blocks(tokens)
         if not self._line.enter(room, room.priority, room.cancelled):
             raise CancelledError("cancelled while waiting for memory")
 
     def leave(self, room: Room) -> None:
         self._line.leave(room)
-
-    def _fits(self, inside: Sequence[Room], room: Room) -> bool:
-        if len(inside) >= self._most_running:
-            return False
-        most = self._pool.most_blocks
-        return most is None or not inside or sum(one.blocks for one in inside) + room.blocks <= most

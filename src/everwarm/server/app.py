@@ -34,7 +34,7 @@ def create_app(
         description="A local LLM that never computes the same thing twice.",
         openapi_url=None,  # `schema` serves it
         middleware=[  # from the outside in
-            Middleware(log.RequestLog, serving=serving, observe=metrics.observe),
+            Middleware(log.RequestLog, serving=serving, observe=metrics.requests.observe),
             *origin_middleware(origins),
             Middleware(Guard, serving=serving),
         ],

@@ -1,5 +1,7 @@
 """Metrics of requests: what each of them took, told as it ends. One set for all of them, and one per tenant."""
 
+from collections.abc import Mapping
+
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from everwarm.server.log import Line
@@ -76,3 +78,16 @@ class RequestMetrics:
         self._tokens.labels("completion").inc(outcome.completion_tokens)
         if outcome.tier:
             self._lookups.labels(outcome.tier, reason_class(outcome.reason)).inc()
+
+
+class AllRequests:
+    """The figures of all requests together, and of each tenant's."""
+
+    def __init__(self, together: RequestMetrics, by_tenant: Mapping[str, RequestMetrics]) -> None:
+        self._together, self._by_tenant = together, by_tenant
+
+    def observe(self, line: Line) -> None:
+        """A request is over."""
+        self._together.observe(line)
+        if line.tenant is not None and line.tenant in self._by_tenant:
+            self._by_tenant[line.tenant].observe(line)

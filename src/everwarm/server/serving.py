@@ -75,16 +75,13 @@ class Serving:
         self.limits = limits or Limits()
         self.created = int(time.time())
         self.active = 0
-        self.stopped = Cancellation()  # set when the server is told to end
+        self.draining = False  # the server has been told to end
+        self.stopped = Cancellation()  # the same, for those who wait for something else meanwhile
         self.keys = keys or Keys({})
         self._threads = ThreadPoolExecutor(self.limits.most_queued, "everwarm-request")
         self.texts = Texts()
         self._running: set[Generation] = set()
         self._lock = threading.Lock()
-
-    @property
-    def draining(self) -> bool:
-        return self.stopped.is_set()
 
     @property
     def context(self) -> int:
@@ -138,6 +135,7 @@ class Serving:
 
     async def drain(self, grace_s: float) -> None:
         """Take nothing new; wait for what runs, then cancel what is left and give it a moment to tell its clients."""
+        self.draining = True
         self.stopped.set()
         if await self._ended(grace_s):
             return
