@@ -168,3 +168,19 @@ def test_what_a_reader_leaves_behind_is_given_back_once(llm: LLM) -> None:
     output.end(None)
     output.give_back()
     assert closed == [1]
+
+
+class Reads(PlainText):
+    """Names a control token of another vocabulary."""
+
+    control_tokens = frozenset({"<|no_such_token|>", "<|im_start|>"})
+
+
+def test_control_tokens_that_a_vocabulary_lacks_never_come(llm: LLM) -> None:
+    assert content(events_of(llm, [*b"ab", IM_START, *b"c"], Reads)[0]) == [Text("abc")]
+
+
+def test_a_stop_string_does_not_reach_across_a_control_token_that_is_read(llm: LLM) -> None:
+    tokens = [*b"xS", IM_START, *b"TOP", END]
+    assert content(events_of(llm, tokens, Reads, stops=("STOP",))[0]) == [Text("xSTOP")]
+    assert content(events_of(llm, tokens[:-1], stops=("STOP",))[0]) == [Text("x")]  # nobody reads it: it is not there

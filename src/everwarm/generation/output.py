@@ -52,7 +52,8 @@ class Output:
         self._detokenizer = Detokenizer(tokenizer, continuing=continuing)
         self._matcher = StopMatcher(request.stops)
         self._parser = request.parser()
-        self._controls = {tokenizer.special_tokens[name]: name for name in self._parser.control_tokens}
+        known = tokenizer.special_tokens
+        self._controls = {known[name]: name for name in self._parser.control_tokens if name in known}
         self._reasons = False  # the answer is inside reasoning
         self._queue, self._stopped = queue, stopped
         self._ended = False
@@ -68,11 +69,13 @@ class Output:
         token, matcher = sampled.token, self._matcher
         self.tokens.append(token)
         text = matcher.push(self._detokenizer.push(token))
+        control = self._controls.get(token)
+        if control is not None:
+            text += self._held_text()
         ends = token in self._request.end_ids or matcher.matched is not None
         last = ends or len(self.tokens) == self._limit
-        control = self._controls.get(token)
-        if (last or control is not None) and matcher.matched is None:
-            text += matcher.push(self._detokenizer.flush()) + matcher.flush()
+        if last:
+            text += self._held_text()
         content = self._content(text, control, last)
         if last:
             self.finish_reason = "length" if not ends else "stop"
@@ -85,6 +88,12 @@ class Output:
             )
         )  # fmt: skip
         return last
+
+    def _held_text(self) -> str:
+        """The text ends here: what was held back is settled."""
+        if self._matcher.matched is not None:
+            return ""
+        return self._matcher.push(self._detokenizer.flush()) + self._matcher.flush()
 
     def _content(self, text: str, control: str | None, last: bool) -> tuple[Content, ...]:
         parser = self._parser

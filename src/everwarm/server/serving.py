@@ -137,15 +137,15 @@ class Serving:
         """Take nothing new; wait for what runs, then cancel what is left and give it a moment to tell its clients."""
         self.draining = True
         self.stopped.set()
-        if await self._ended(grace_s):
+        if await self._is_idle_within(grace_s):
             return
         with self._lock:
             left = list(self._running)
         for generation in left:
             generation.cancel()
-        await self._ended(LAST_WORDS_S)
+        await self._is_idle_within(LAST_WORDS_S)
 
-    async def _ended(self, within_s: float) -> bool:
+    async def _is_idle_within(self, within_s: float) -> bool:
         end = time.monotonic() + within_s
         while self.active and time.monotonic() < end:
             await asyncio.sleep(0.02)
