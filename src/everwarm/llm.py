@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,16 +23,17 @@ import numpy as np
 import numpy.typing as npt
 
 from everwarm import config, kernels
-from everwarm.engine.admission import Admission, Room
+from everwarm.engine.admission import Admission
+from everwarm.engine.budget import Budget
 from everwarm.engine.engine import Engine
 from everwarm.engine.prefill import check_prompt, prefill, too_long
 from everwarm.engine.processors import Constraint
-from everwarm.engine.sampler import Sampler
 from everwarm.engine.sampling import Sampling
 from everwarm.engine.score import Score, score
-from everwarm.engine.sequence import Sequence as EngineSequence
-from everwarm.errors import CancelledError, EverwarmError, ModelError, RequestError, TemplateError
-from everwarm.generation import Asked, Drafter, End, Event, Generation, Message
+from everwarm.errors import EverwarmError, ModelError, RequestError, TemplateError
+from everwarm.events import End, Event
+from everwarm.generation import Drafter, Generation, Message, Request, Runtime
+from everwarm.generation.generation import LONG_TEXT
 from everwarm.kv.agent import check_name
 from everwarm.kv.disk.directory import DirectoryStore
 from everwarm.kv.ids import ModelIds
@@ -41,7 +42,6 @@ from everwarm.kv.index.pool import SequenceKV
 from everwarm.kv.layout import Group, Layout
 from everwarm.kv.receipt import Receipt
 from everwarm.kv.store import AgentStore
-from everwarm.kv.turn import Alone
 from everwarm.kv.warm.blockstore import most_bytes
 from everwarm.model import tensors
 from everwarm.model.config import read_config
@@ -52,9 +52,10 @@ from everwarm.setting_kinds import Given
 from everwarm.settings import Settings
 from everwarm.sizes import in_bytes
 from everwarm.text.chat import ChatTemplate
+from everwarm.text.output_parser import OutputParser, PlainText
 from everwarm.text.tokenizer import Tokenizer
 from everwarm.types import Segment
-from everwarm.waiting import Cancellation, Line
+from everwarm.waiting import Line
 from everwarm.weights.cache import WeightCache
 from everwarm.weights.gguf import GGUFFile
 from everwarm.weights.identity import pack_was_touched, remember_pack, weights_id
@@ -68,8 +69,6 @@ _log = logging.getLogger(__name__)
 
 SCORE_WINDOW = 2048
 DEFAULT_MAX_TOKENS = 256
-LONG_TEXT = 1 << 16
-"""Characters of a prompt that is long: it is measured before it is tokenised, and not tokenised beyond the context."""
 LONGEST_NAME = 4096
 """Characters of a control token's name, at most: so much of a prompt that is still being written may become one."""
 MOST_RUNNING = 64
@@ -163,12 +162,11 @@ class LLM:
         self.settings = settings
         self._agents: AgentStore | None = None
         self._engine: Engine | None = None
-        self._admission = Admission(lambda: self._index.most_blocks, MOST_RUNNING)
+        self.admission = Admission(Budget(self._index, MOST_RUNNING))
         self._opening = threading.Lock()
         self._template: ChatTemplate | TemplateError | None = None
-        self._long_texts: Line[None] = Line(lambda inside, one: not inside)
+        self._long_texts: Line[None] = Line()
         self.control_ids = frozenset(self.tokenizer.special_tokens.values())
-        self._sampling_s = 0.0
 
     def close(self) -> None:
         self._closing.set()
@@ -276,54 +274,35 @@ class LLM:
             if self._closing.is_set():
                 raise RequestError("the model is closed: load it again")
             if self._engine is None:
-                self._engine = Engine(self.model, self._preempted)
+                self._engine = Engine(self.model)
             return self._engine
 
     @property
     def waiting(self) -> int:
         """Requests that wait for room in the KV budget."""
-        return self._admission.waiting
+        return self.admission.waiting
 
-    @contextmanager
-    def room(self, tokens: int, priority: int, cancelled: Cancellation) -> Iterator[Room]:
-        """Wait until the KV of a prompt of so many tokens, and a little more, fits beside those that run."""
-        room = Room(self._admission, priority, cancelled)
-        room.enter(self._blocks(tokens))
-        try:
-            yield room
-        finally:
-            room.leave()
-
-    def _blocks(self, tokens: int) -> int:
-        return -(-tokens // self._index.block_tokens) + 1
-
-    def _preempted(self, sequence: EngineSequence) -> None:
-        """A sequence has given up its memory to others: let it go on when there is room again."""
-
-        def go_on() -> None:
-            try:
-                sequence.room.enter(self._blocks(len(sequence.tokens)))
-                sequence.turn.resume()
-                self.engine.submit(sequence)
-            except BaseException as error:
-                sequence.on_end(error)
-
-        threading.Thread(target=go_on, name="everwarm-resume", daemon=True).start()
+    def runtime(self, *, store: bool = True) -> Runtime:
+        """What generations need. Without the `store` nothing is looked up, nothing is kept."""
+        return Runtime(
+            tokenizer=self.tokenizer,
+            control_ids=self.control_ids,
+            long_texts=self._long_texts,
+            store=self.agents if store else None,
+            index=self._index,
+            admission=self.admission,
+            engine=self.engine,
+            model=self.model,
+            rows=self.backend.rows,
+            weights=self.weights,
+            exact=self.backend.exact,
+        )
 
     def warm_up(self) -> None:
         """Compute a little and keep nothing of it: the first request finds threads running and memory in place."""
         self.tokenizer.least_tokens([])
         count = min(64, self.config.context - 2)
         self.generate(tokens=[0] * count, max_tokens=2, ignore_eos=True, cache=False)
-
-    def new_turn(self) -> Alone:
-        """A turn of nobody."""
-        return Alone(self._index, self.config.context)
-
-    def finished(self, sampler: Sampler) -> None:
-        """A generation is over: what it took, and a good moment to reconsider which weights are kept."""
-        self.weights.optimize()
-        self._sampling_s += sampler.spent_s
 
     def new_kv(self) -> SequenceKV:
         """An empty KV cache of the model's own, which no agent owns."""
@@ -378,19 +357,6 @@ class LLM:
         if least >= context:
             raise too_long(f"at least {least:,}", context)
 
-    @contextmanager
-    def tokenising(self, segments: Sequence[Segment], cancelled: Cancellation) -> Iterator[bool]:
-        """Long texts one at a time: Python threads that compute hold up all others. Says whether it is one."""
-        if sum(len(segment.text) for segment in segments) < LONG_TEXT:
-            yield False
-            return
-        if not self._long_texts.enter(None, cancelled=cancelled):
-            raise CancelledError("cancelled while other long texts were tokenised")
-        try:
-            yield True
-        finally:
-            self._long_texts.leave(None)
-
     def encode_prompt(
         self,
         prompt: str | None = None,
@@ -434,14 +400,16 @@ class LLM:
         priority: int = 0,
         constraint: Callable[[], Constraint] | None = None,
         drafter: Drafter | None = None,
+        parser: Callable[[], OutputParser] = PlainText,
         **sampling: Any,
     ) -> Generation:
         """A generation that can be cancelled; it begins when its events are asked for. `context` is a limit on prompt
         and answer below the model's own. Without `keep` the answer is not kept. Without `cache` everything is computed
         and nothing is kept. `constraint` makes what says which tokens may follow, with the state of one answer; it
         runs on the engine's thread. What `drafter` proposes is verified in one step: the answer is the same, it comes
-        sooner if the draft is right. `sampling` takes the fields of
-        `everwarm.engine.sampling.Sampling`. A second turn of the same agent waits for the first.
+        sooner if the draft is right. `parser` makes what tells text, reasoning and tool calls apart; by default all is
+        text. `sampling` takes the fields of `everwarm.engine.sampling.Sampling`. A second turn of the same agent waits
+        for the first.
         """
         checked = self.check_options(max_tokens=max_tokens, stop=stop, **sampling)
         if sum(source is not None for source in (prompt, messages, tokens)) != 1:
@@ -449,32 +417,30 @@ class LLM:
         if agent is not None:
             check_name(agent, "agent")
         limit = min(context or self.config.context, self.config.context)
-        given: list[int] | tuple[list[Segment], bool]
+        content: list[int] | tuple[list[Segment], bool]
         if tokens is not None:
-            given = ids = _token_ids(tokens)
+            content = ids = _token_ids(tokens)
             check_prompt(self.model, ids)
         else:
-            given = self.segments(prompt, messages=messages, special=special, tools=tools, context=limit)
-        return Generation(
-            self,
-            Asked(
-                given,
-                checked,
-                max_tokens,
-                (stop,) if isinstance(stop, str) else tuple(stop or ()),
-                frozenset() if ignore_eos else self.tokenizer.eog_ids,
-                agent,
-                tenant,
-                group,
-                None if messages is None else tuple(messages),
-                cache,
-                keep,
-                priority,
-                limit,
-                constraint,
-                drafter,
-            ),
+            content = self.segments(prompt, messages=messages, special=special, tools=tools, context=limit)
+        request = Request(
+            content,
+            checked,
+            max_tokens,
+            stops=(stop,) if isinstance(stop, str) else tuple(stop or ()),
+            end_ids=frozenset() if ignore_eos else self.tokenizer.eog_ids,
+            context=limit,
+            agent=agent,
+            tenant=tenant,
+            group=group,
+            messages=None if messages is None else tuple(messages),
+            keep=keep,
+            priority=priority,
+            constraint=constraint,
+            drafter=drafter,
+            parser=parser,
         )
+        return Generation(self.runtime(store=cache), request)
 
     def check_options(
         self, *, max_tokens: int = 1, stop: str | Sequence[str] | None = None, **sampling: Any
@@ -497,22 +463,23 @@ class LLM:
         started = time.perf_counter()
         events: list[Event] = []
         first = last = started
-        weights_before, kernels_before, sampled_before = self.weights.totals(), self.backend.spent(), self._sampling_s
-        receipt = Receipt("")
+        weights_before, kernels_before = self.weights.totals(), self.backend.spent()
+        end: End | None = None
         for event in self.stream(prompt, **kwargs):
             if isinstance(event, End):
-                receipt = event.receipt
+                end = event
                 continue
             last = time.perf_counter()
             first = first if events else last
             events.append(event)
             if on_event:
                 on_event(event)
-        decoded = len(events) - 1
+        assert end is not None, "a stream ends with its end, or raises"
+        receipt, decoded = end.receipt, len(events) - 1
         used = self.weights.totals() - weights_before
         time_s = {"materialise": used.stall_s}
         time_s |= {kind: spent - kernels_before[kind] for kind, spent in self.backend.spent().items()}
-        time_s["sampling"] = self._sampling_s - sampled_before
+        time_s["sampling"] = end.sampling_s
         time_s["rest"] = last - started - sum(time_s.values())
         return Completion(
             text="".join(event.text for event in events),
@@ -522,7 +489,7 @@ class LLM:
             tier=receipt.tier,
             ttft_s=first - started,
             decode_tok_s=decoded / (last - first) if decoded and last > first else None,
-            finish_reason=events[-1].finish_reason or "length",
+            finish_reason=end.finish_reason,
             receipt=receipt,
             weights=WeightUse(used.hits, used.prefetch_hits, used.misses, used.hit_rate),
             time_s=time_s,

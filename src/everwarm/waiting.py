@@ -51,11 +51,13 @@ class _Place(Generic[T]):
 
 
 class Line(Generic[T]):
-    """Whoever is first goes in as soon as `fits(inside, one)`: the more important first, of equals who came first."""
+    """Whoever is first goes in as soon as `fits(inside, one)`: the more important first, of equals who came first.
+    Without `fits`, one at a time.
+    """
 
     __slots__ = ("_fits", "_lock", "_waiting", "inside")
 
-    def __init__(self, fits: Callable[[Sequence[T], T], bool]) -> None:
+    def __init__(self, fits: Callable[[Sequence[T], T], bool] | None = None) -> None:
         self._fits = fits
         self._lock = threading.Lock()
         self._waiting: list[_Place[T]] = []  # in their order
@@ -84,7 +86,7 @@ class Line(Generic[T]):
     def try_enter(self, one: T) -> bool:
         """Go in if that is possible at once."""
         with self._lock:
-            if self._waiting or not self._fits(self.inside, one):
+            if self._waiting or not self._has_room_for(one):
                 return False
             self.inside.append(one)
             return True
@@ -106,7 +108,10 @@ class Line(Generic[T]):
             return True
 
     def _let_in(self) -> None:
-        while self._waiting and self._fits(self.inside, self._waiting[0].one):
+        while self._waiting and self._has_room_for(self._waiting[0].one):
             place = self._waiting.pop(0)
             self.inside.append(place.one)
             place.woken.set()
+
+    def _has_room_for(self, one: T) -> bool:
+        return not self.inside if self._fits is None else self._fits(self.inside, one)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from everwarm.bench import load_client, load_report, load_server
-from everwarm.bench.load import Asked, Run, whole_context, write_script
+from everwarm.bench.load import LoadOptions, Run, whole_context, write_script
 from everwarm.bench.load_client import Heard
 from everwarm.bench.load_server import ServerProcess
 from everwarm.errors import ConfigError
@@ -158,7 +158,7 @@ def test_stalls_and_errors_are_reported_per_server() -> None:
 
 
 def test_a_script_has_the_length_that_was_asked_for_and_is_the_same_each_time() -> None:
-    asked = Asked(agents=3, turns=2, context=500, answer=10)
+    asked = LoadOptions(agents=3, turns=2, context=500, answer=10)
     script = write_script(asked, lambda said: len(said.split()), (1, 2))
     assert script == write_script(asked, lambda said: len(said.split()), (1, 2))
     assert script.options["logit_bias"] == {"1": -100, "2": -100}

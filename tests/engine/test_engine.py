@@ -10,6 +10,8 @@ import pytest
 
 import everwarm
 from everwarm.errors import CancelledError, CapacityError
+from everwarm.events import Content
+from everwarm.text.output_parser import PlainText
 from tiny import Tiny
 from waiting_until import wait_until
 
@@ -113,12 +115,18 @@ def test_a_short_prompt_does_not_wait_for_a_long_one(tiny_path: Path) -> None:
         assert order.index("short") < 3
 
 
+class BrokenParser(PlainText):
+    def feed(self, text: str) -> list[Content]:
+        raise ZeroDivisionError
+
+    finish = feed  # type: ignore[assignment]
+
+
 def test_a_broken_request_fails_alone(tiny_path: Path) -> None:
     with everwarm.load(tiny_path) as llm:
         events = llm.stream("Hello", max_tokens=200, ignore_eos=True)
         next(events)
-        generation = llm.start("Hi", max_tokens=5)
-        generation._teller = lambda ids: lambda choice: 1 // 0  # type: ignore[method-assign]
+        generation = llm.start("Hi", max_tokens=5, parser=BrokenParser)
         with pytest.raises(ZeroDivisionError):
             list(generation.events())
         assert len(list(events)) == 200
@@ -154,7 +162,7 @@ def test_choices_go_on_from_the_very_tokens_of_the_first(tiny_path: Path) -> Non
         assert ask(seed=seed, agent="a").tokens == [ord("z"), ord("q")]
         talk += [{"role": "assistant", "content": "zq"}, {"role": "user", "content": "Go on"}]
         first = llm.start(messages=talk, agent="a", max_tokens=3, ignore_eos=True)
-        other = first.another_choice(None)
+        other = first.another_choice(1, None)
         spoken = [[one.token for one in each.events() if isinstance(one, everwarm.Event)] for each in (first, other)]
         assert spoken[0] == spoken[1]
         assert first.receipt is not None

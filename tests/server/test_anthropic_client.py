@@ -239,7 +239,7 @@ def test_a_user_id_names_a_group_that_never_waits(client: Anthropic, server: Run
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "'image'"),
         ({"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]}, "'document'"),
         ({"messages": [*HI, {"role": "assistant", "content": [{"type": "thinking", "thinking": ""}]}]}, "'thinking'"),
-        ({"messages": [*HI, {"role": "assistant", "content": "Well,"}]}, "the last one is the assistant's"),
+        ({"messages": [*HI, {"role": "assistant", "content": "Well,"}]}, "the last message is the assistant's"),
         (
             {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t9"}]}]},
             "no tool_use block",

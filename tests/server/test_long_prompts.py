@@ -14,6 +14,7 @@ from running import LETTERS, Running, running
 
 from everwarm import llm as facade
 from everwarm.errors import ContextError
+from everwarm.generation import generation
 from everwarm.server import texts
 from everwarm.text.template import output
 from everwarm.text.template.output import collected
@@ -35,6 +36,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 @pytest.fixture(autouse=True)
 def little_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(facade, "LONG_TEXT", LONG)
+    monkeypatch.setattr(generation, "LONG_TEXT", LONG)
     monkeypatch.setattr(texts, "LONG_BYTES", LONG)
     monkeypatch.setattr(output, "FIRST_LOOK", LONG)
 

@@ -23,12 +23,12 @@ from everwarm.cli import app as cli
 from everwarm.cli.serve import parse_keys
 from everwarm.errors import ConfigError
 from everwarm.kv.receipt import Cause
-from everwarm.server import limits, stream
-from everwarm.server.answers import Answers
+from everwarm.server import limits, response
+from everwarm.server.active_request import ActiveRequest
 from everwarm.server.app import create_app
 from everwarm.server.loading import preload
 from everwarm.server.log import JsonFormatter
-from everwarm.server.openai_wire import TextWire
+from everwarm.server.openai.wire import TextWire
 from everwarm.server.process import Front, Progress
 from everwarm.server.serving import Limits
 from everwarm.weights.cache import Problem
@@ -453,11 +453,11 @@ def test_tenants_can_not_push_each_other_aside(server: Running, keyed: Running) 
 def test_a_client_that_does_not_read_counts_as_gone(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream, "STALLED_S", 0.2)
+    monkeypatch.setattr(response, "STALLED_S", 0.2)
     with running(path, tmp_path) as server:
         serving = create_app(server.llm, "tiny").state.serving
         generation = server.llm.start("Hello", max_tokens=100_000, ignore_eos=True)
-        answers = Answers(serving, "/v1/completions", [generation], "", "default")
+        outcomes = []
 
         async def respond() -> None:
             async def receive() -> Any:
@@ -469,12 +469,15 @@ def test_a_client_that_does_not_read_counts_as_gone(
 
             scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
             wire = TextWire(serving, 1, logprobs=False, usage=False, prompt_chars=0)
-            response = await stream.respond(Request(scope, receive), answers, wire, True, 5.0)
-            await response(scope, receive, send)
+            request = Request(scope, receive)
+            active = ActiveRequest(serving, request, [generation], "", "default")
+            outcomes.append(active.outcome)
+            answer = await response.respond(request, active, wire, True)
+            await answer(scope, receive, send)
 
         asyncio.run(asyncio.wait_for(respond(), 30))
         serving.close()
-        assert (answers.done.status, server.llm.engine.running) == (499, 0)
+        assert (outcomes[0].status, server.llm.engine.running) == (499, 0)
 
 
 def test_a_request_that_takes_too_long_is_408(path: Path, tmp_path: Path) -> None:
@@ -482,7 +485,7 @@ def test_a_request_that_takes_too_long_is_408(path: Path, tmp_path: Path) -> Non
         answered = threading.Event()
 
         def end_later(sequence: Any) -> None:
-            threading.Thread(target=lambda: (answered.wait(), sequence.on_end(None))).start()
+            threading.Thread(target=lambda: (answered.wait(), sequence.output.end(None))).start()
 
         server.llm.engine.submit = end_later  # type: ignore[method-assign]
         response = ask(server)

@@ -21,7 +21,8 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from everwarm.server import anthropic, openai
+from everwarm.server.anthropic import request as anthropic
+from everwarm.server.openai import request as openai
 from everwarm.server.serving import Limits
 from short_and_long import short_and_long
 from tiny import Tiny

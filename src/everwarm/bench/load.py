@@ -35,7 +35,7 @@ Tell = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class LoadOptions:
     """What is to be measured."""
 
     agents: int
@@ -68,7 +68,7 @@ class Script:
     options: Mapping[str, Any]
 
 
-def run(model: Path, asked: Asked, tell: Tell) -> list[Run]:
+def run(model: Path, asked: LoadOptions, tell: Tell) -> list[Run]:
     """Start the servers, one after the other, and measure."""
     with GGUFFile(model) as file:
         tokenizer = Tokenizer.from_metadata(file.metadata)
@@ -88,7 +88,7 @@ def run(model: Path, asked: Asked, tell: Tell) -> list[Run]:
     return found
 
 
-def run_url(url: str, asked: Asked, tell: Tell, key: str | None = None) -> list[Run]:
+def run_url(url: str, asked: LoadOptions, tell: Tell, key: str | None = None) -> list[Run]:
     """Measure a server that runs already. Openings are new in each run: the first turn of an agent is cold."""
     client = Client(url, key)
 
@@ -104,7 +104,7 @@ def run_url(url: str, asked: Asked, tell: Tell, key: str | None = None) -> list[
     return found
 
 
-def write_script(asked: Asked, count: Callable[[str], int], forbidden: Sequence[int]) -> Script:
+def write_script(asked: LoadOptions, count: Callable[[str], int], forbidden: Sequence[int]) -> Script:
     """Openings of about `context` tokens. `forbidden` tokens would end an answer or not be seen in it."""
     sample = text(64, 0)
     per_sentence = count(sample) / 64
@@ -119,7 +119,7 @@ def write_script(asked: Asked, count: Callable[[str], int], forbidden: Sequence[
     return Script([text(sentences, agent + 1) for agent in range(asked.agents)], questions, options)
 
 
-def whole_context(asked: Asked, script: Script, count: Callable[[str], int]) -> int:
+def whole_context(asked: LoadOptions, script: Script, count: Callable[[str], int]) -> int:
     """Tokens of the longest conversation: what a slot of the peer must hold."""
     longest = max(
         count(opening) + sum(count(question) for question in questions)
@@ -130,7 +130,7 @@ def whole_context(asked: Asked, script: Script, count: Callable[[str], int]) -> 
 
 
 def _measure(
-    url: str, name: str, number: int, asked: Asked, script: Script, tell: Tell, server: ServerProcess | None,
+    url: str, name: str, number: int, asked: LoadOptions, script: Script, tell: Tell, server: ServerProcess | None,
     key: str | None = None,
 ) -> Run:  # fmt: skip
     client = Client(url, key)
@@ -144,7 +144,7 @@ def _measure(
 
 
 async def _load(
-    client: Client, title: str, name: str, number: int, asked: Asked, script: Script, tell: Tell
+    client: Client, title: str, name: str, number: int, asked: LoadOptions, script: Script, tell: Tell
 ) -> Run:  # fmt: skip
     warm_up = await client.chat([{"role": "user", "content": "Hello."}], "bench-load-warm-up", {"max_tokens": 4})
     if warm_up.error and not warm_up.usage:

@@ -40,7 +40,7 @@ PEER = "llama.cpp"
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class TtftOptions:
     """What is to be measured."""
 
     model: Path
@@ -69,7 +69,7 @@ class PeerRun:
     bytes: int
 
 
-def check(asked: Asked) -> None:
+def check(asked: TtftOptions) -> None:
     """Raise ConfigError if the model can't do this."""
     with GGUFFile(asked.model) as file:
         embedding = file.tensors.get(EMBEDDING)
@@ -82,7 +82,7 @@ def check(asked: Asked) -> None:
         )
 
 
-def run(asked: Asked, tell: Callable[[str], None]) -> tuple[list[Measured], list[PeerRun]]:
+def run(asked: TtftOptions, tell: Callable[[str], None]) -> tuple[list[Measured], list[PeerRun]]:
     """Everything that was measured, in the order in which it was."""
     found: list[Measured] = []
     peers: list[PeerRun] = []
@@ -146,7 +146,7 @@ def temporary_home() -> Iterator[Path]:
 
 
 @contextmanager
-def _peer(asked: Asked, context: int, home: Path) -> Iterator[Peer | None]:
+def _peer(asked: TtftOptions, context: int, home: Path) -> Iterator[Peer | None]:
     if not asked.peer:
         yield None
         return

@@ -33,7 +33,7 @@ _TIERS = {"cold": "cold", "warm": "warm", "hot": "hot", "restart": "warm"}
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class HttpTtftOptions:
     """What is to be measured: on a server that runs at `url`, or on one that is started for `model`."""
 
     contexts: list[int]
@@ -60,7 +60,7 @@ class Measured:
     since_start_s: float | None = None  # restart: first token, from the start of the process
 
 
-def check(asked: Asked) -> None:
+def check(asked: HttpTtftOptions) -> None:
     """Raise ConfigError if it can't be done."""
     if (asked.url is None) == (asked.model is None):
         raise ConfigError("give either the --url of a server, or a model for which one is started")
@@ -68,7 +68,7 @@ def check(asked: Asked) -> None:
         raise ConfigError("--states restart: a server at --url is not ours to kill; give a model and --http instead")
 
 
-def run(asked: Asked, tell: Callable[[str], None]) -> list[Measured]:
+def run(asked: HttpTtftOptions, tell: Callable[[str], None]) -> list[Measured]:
     """Everything that was measured, in its order."""
     check(asked)
     found = []
@@ -132,7 +132,7 @@ def summarise(found: Sequence[Measured]) -> dict[str, Any]:
     return {"rows": rows, "comparisons": comparisons}
 
 
-async def _prompt(client: Client, asked: Asked, context: int, number: int) -> list[int]:
+async def _prompt(client: Client, asked: HttpTtftOptions, context: int, number: int) -> list[int]:
     """So many tokens, others in every round: nothing of one is known from another."""
     wanted = context + asked.suffix
     ids: list[int] = []
@@ -142,7 +142,9 @@ async def _prompt(client: Client, asked: Asked, context: int, number: int) -> li
     return ids[:wanted]
 
 
-async def _round(client: Client, asked: Asked, context: int, question: list[int], base: str) -> list[Measured]:
+async def _round(
+    client: Client, asked: HttpTtftOptions, context: int, question: list[int], base: str
+) -> list[Measured]:
     found = []
     if "cold" in asked.states:
         heard = await _ask(client, asked, question, f"{base}-cold", everwarm={"cache": False})
@@ -165,7 +167,7 @@ async def _round(client: Client, asked: Asked, context: int, question: list[int]
     return found
 
 
-async def _ask(client: Client, asked: Asked, prompt: list[int], agent: str, **options: Any) -> Heard:
+async def _ask(client: Client, asked: HttpTtftOptions, prompt: list[int], agent: str, **options: Any) -> Heard:
     body = {"prompt": prompt, "max_tokens": asked.answer, "temperature": 0.0} | options
     return await client.stream("/v1/completions", body, agent)
 

@@ -36,7 +36,7 @@ Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class WeightsOptions:
     """What to measure."""
 
     model: Path
@@ -116,7 +116,7 @@ class Steady:
     decode_limit_tok_s: float | None  # if each token read the weights once, at the speed of memory
 
 
-def run(asked: Asked, tell: Tell) -> Report:
+def run(asked: WeightsOptions, tell: Tell) -> Report:
     """Measure everything, the quick things first."""
     tell("opening the model")
     with load(asked.model, backend=FORMS[asked.form], threads=asked.threads, pack="on") as llm:
@@ -229,7 +229,7 @@ def measure_access(llm: LLM) -> list[Access]:
     ]
 
 
-def steady(asked: Asked, requests: int, tell: Tell) -> Steady:
+def steady(asked: WeightsOptions, requests: int, tell: Tell) -> Steady:
     """Consecutive requests after `preload` and `warm_up`, as a server begins; all of them count."""
     tell("loading everything")
     done = []

@@ -93,7 +93,7 @@ def weights(
     if plot is not None and (plot.suffix != ".png" or not plot.parent.is_dir()):
         raise ConfigError(f"--plot {plot}: expected a file name that ends in .png, in a folder that exists")
     path = resolve(model, config.home())
-    asked = bench.Asked(
+    asked = bench.WeightsOptions(
         path, form, _shares("--budgets", budgets), passes, bench_text.numbers("--prefetch-ahead", prefetch_ahead, 0),
         prompt_tokens, threads,
     )  # fmt: skip

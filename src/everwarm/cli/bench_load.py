@@ -56,7 +56,7 @@ def load(
         raise ConfigError(f"--plot {plot}: expected a file name that ends in .png, in a folder that exists")
     settings: dict[str, Given] = {"threads": threads, "kv_type": kv_type, "kv_budget": kv_budget}
     config.resolve(Settings, settings)  # what it can't understand is said before all else
-    asked = bench.Asked(agents, turns, context, answer, runs, peer is not None, settings)
+    asked = bench.LoadOptions(agents, turns, context, answer, runs, peer is not None, settings)
     with _bar() as tell:
         if url is not None:
             name = url

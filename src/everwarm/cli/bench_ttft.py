@@ -73,7 +73,7 @@ def ttft(
     if model is None:
         raise ConfigError("give a model, or the --url of a server")
     path = resolve(model, config.home())
-    asked = bench.Asked(
+    asked = bench.TtftOptions(
         path, sorted(set(bench_text.numbers("--contexts", contexts, 1))),
         sorted(set(bench_text.numbers("--batch-sizes", batch_sizes, 1))),
         runs, asked_states, suffix, answer, page_cache, kv_type, threads, peer is not None, overhead,
@@ -103,7 +103,7 @@ def _over_http(
     if url is not None:
         states = [state for state in states if state != "restart"]
     path = resolve(model, config.home()) if model is not None else None
-    asked = ttft_http.Asked(
+    asked = ttft_http.HttpTtftOptions(
         contexts, runs, states, suffix, answer, url, path, os.environ.get("EVERWARM_API_KEY"), settings
     )
     ttft_http.check(asked)

@@ -1,1 +1,1 @@
-"""From logits to tokens: sampling, and later the loop that batches sequences."""
+"""From tokens to tokens: the loop that batches sequences, and sampling."""

@@ -1,13 +1,15 @@
 """Room in the KV budget, handed out in the order of asking: nobody restores or computes what can't stay in memory.
 
-What a request may need at most is unknown; it asks for its prompt and a little more. If that was too little, the engine
+How much a request will need is unknown; it asks for its prompt and a little more. If that was too little, the engine
 preempts.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-from everwarm.errors import CancelledError, CapacityError
+from everwarm.engine.budget import Budget
+from everwarm.errors import CancelledError
 from everwarm.waiting import Cancellation, Line
 
 
@@ -20,10 +22,11 @@ class Room:
     cancelled: Cancellation
     blocks: int = 0
 
-    def enter(self, blocks: int) -> None:
-        """Wait for so much room. Raises CapacityError if there can never be enough, CancelledError."""
-        self.blocks = blocks
-        self.admission.enter(self)
+    def enter(self, tokens: int) -> None:
+        """Wait until so many tokens, and a little more, fit beside those that run. Raises CapacityError if there can
+        never be enough room, CancelledError.
+        """
+        self.admission.enter(self, tokens)
 
     def grow(self, blocks: int) -> None:
         """It has become more than was asked for: nobody new comes in for it."""
@@ -35,12 +38,11 @@ class Room:
 
 
 class Admission:
-    """Who is inside, and who waits."""
+    """Who has room, and who waits for it."""
 
-    def __init__(self, most_blocks: Callable[[], int | None], most_running: int) -> None:
-        self._most_blocks = most_blocks
-        self._most_running = most_running
-        self._line = Line[Room](self._fits)
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self._line = Line[Room](budget.fits)
 
     @property
     def waiting(self) -> int:
@@ -50,20 +52,20 @@ class Admission:
     def inside(self) -> int:
         return len(self._line.inside)
 
-    def enter(self, room: Room) -> None:
-        most = self._most_blocks()
-        if most is not None and room.blocks > most:
-            raise CapacityError(
-                f"{room.blocks} blocks of KV are needed, the budget holds {most}: give a larger --kv-budget"
-            )
+    @contextmanager
+    def room(self, tokens: int, priority: int, cancelled: Cancellation) -> Iterator[Room]:
+        """Wait for room as `Room.enter` does; it is given up at the end."""
+        room = Room(self, priority, cancelled)
+        room.enter(tokens)
+        try:
+            yield room
+        finally:
+            room.leave()
+
+    def enter(self, room: Room, tokens: int) -> None:
+        room.blocks = self._budget.blocks(tokens)
         if not self._line.enter(room, room.priority, room.cancelled):
             raise CancelledError("cancelled while waiting for memory")
 
     def leave(self, room: Room) -> None:
         self._line.leave(room)
-
-    def _fits(self, inside: Sequence[Room], room: Room) -> bool:
-        if len(inside) >= self._most_running:
-            return False
-        most = self._most_blocks()
-        return most is None or not inside or sum(one.blocks for one in inside) + room.blocks <= most

@@ -28,18 +28,11 @@ F32 = npt.NDArray[np.float32]
 
 
 class Engine:
-    """Computes what is submitted. Every sequence gets `on_end` once, whatever happens."""
+    """Computes what is submitted. The output of every sequence gets `end` once, whatever happens."""
 
-    def __init__(
-        self,
-        model: Transformer,
-        on_preempted: Callable[[Sequence], None] = lambda sequence: None,
-        scheduler: Scheduler | None = None,
-    ) -> None:
-        """`on_preempted` gets a sequence whose KV has been given up, to submit it again when there is room."""
+    def __init__(self, model: Transformer, scheduler: Scheduler | None = None) -> None:
         self._model = model
         self._scheduler = scheduler or Scheduler()
-        self._on_preempted = on_preempted
         # A simple queue can be put into from anywhere: also by the garbage collector, on a thread that holds a lock.
         self._inbox: SimpleQueue[Sequence | Callable[[], None] | None] = SimpleQueue()  # None: close
         self._lock = threading.Lock()  # of starting and closing
@@ -61,7 +54,7 @@ class Engine:
                 self._thread.start()
 
     def cancel(self, sequence: Sequence) -> None:
-        """It leaves before the next step; `on_end` tells when it has."""
+        """It leaves before the next step; its output is told when it has."""
         if not sequence.cancelled:
             sequence.cancelled_at = self.steps
             sequence.cancelled = True
@@ -202,11 +195,11 @@ class Engine:
         for number, row in enumerate(rows):
             if sequence.cancelled:
                 break
-            choice = sequence.sampler.sample(row)
-            sequence.tokens.append(choice.token)
-            sequence.turn.append([choice.token])
-            over = sequence.on_choice(choice)
-            if over or number == len(part.draft) or part.draft[number] != choice.token:
+            sampled = sequence.sampler.sample(row)
+            sequence.tokens.append(sampled.token)
+            sequence.turn.append([sampled.token])
+            over = sequence.output.accept(sampled)
+            if over or number == len(part.draft) or part.draft[number] != sampled.token:
                 break
             right += 1
         if part.draft:
@@ -219,9 +212,18 @@ class Engine:
         try:
             sequence.turn.suspend()
             sequence.room.leave()
-            self._on_preempted(sequence)
+            threading.Thread(target=self._resume, args=(sequence,), name="everwarm-resume", daemon=True).start()
         except Exception as error:
-            sequence.on_end(error)
+            sequence.output.end(error)
+
+    def _resume(self, sequence: Sequence) -> None:
+        """A sequence has given up its memory to others: it joins again when there is memory for it."""
+        try:
+            sequence.room.enter(len(sequence.tokens))
+            sequence.turn.resume()
+            self.submit(sequence)
+        except BaseException as error:
+            sequence.output.end(error)
 
     def _end(self, sequence: Sequence, error: BaseException | None) -> None:
         self._running.remove(sequence)
@@ -229,6 +231,6 @@ class Engine:
             sequence.turn.kv.close()  # now: whoever asked may take its time to notice
             self.cancel_waits[self.steps - sequence.cancelled_at] += 1
         try:
-            sequence.on_end(error)
+            sequence.output.end(error)
         except Exception:
             _log.exception("a request's end could not be told")

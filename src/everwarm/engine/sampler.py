@@ -28,8 +28,8 @@ _FIRST_CANDIDATES = 256  # top-p rarely needs more; it asks for more when it doe
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """One sampled token."""
+class SampledToken:
+    """One token that was chosen."""
 
     token: int
     logprob: float
@@ -54,12 +54,12 @@ class Sampler:
         self._count = 0  # tokens that were chosen
         self.spent_s = 0.0
 
-    def sample(self, logits: F32) -> Choice:
+    def sample(self, logits: F32) -> SampledToken:
         """Choose the next token; the one after it depends on it."""
         started = time.perf_counter()
-        choice = self._sample(logits)
+        sampled = self._sample(logits)
         self.spent_s += time.perf_counter() - started
-        return choice
+        return sampled
 
     def rollback(self, count: int) -> None:
         """The last `count` tokens do not count, after all."""
@@ -67,7 +67,7 @@ class Sampler:
         for processor in self._processors:
             processor.rollback(count)
 
-    def _sample(self, logits: F32) -> Choice:
+    def _sample(self, logits: F32) -> SampledToken:
         best, greatest, total = self._rows.summarize(logits, 1.0)
         if math.isnan(total):
             raise ModelError("the model computed no numbers (NaN or infinity): its weights are damaged")
@@ -78,7 +78,7 @@ class Sampler:
             processor.advance(token)
         normaliser = greatest + math.log(total)
         likely = self._rows.greatest_ids(logits, min(self.sampling.top_logprobs, len(logits)))
-        return Choice(
+        return SampledToken(
             token, float(logits[token]) - normaliser, tuple((i, float(logits[i]) - normaliser) for i in likely)
         )
 

@@ -1,4 +1,4 @@
-"""One request being computed: its tokens, how far its KV has come, and whom to tell.
+"""One request being computed: its tokens, how far its KV has come, and where its tokens go.
 
 What is to be computed is `tokens[kv.length:]`: at first the prompt, later the token that was sampled last, after a
 preemption what was lost.
@@ -7,24 +7,34 @@ preemption what was lost.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Protocol
 
 from everwarm.engine.admission import Room
-from everwarm.engine.sampler import Choice, Sampler
+from everwarm.engine.sampler import SampledToken, Sampler
 from everwarm.kv.turn import Alone, Turn
 
 _arrivals = count()
 
 
+class Output(Protocol):
+    """Where the tokens of a sequence go. Called on the engine's thread, so it must be quick."""
+
+    def accept(self, sampled: SampledToken) -> bool:
+        """The next token; whether it is the last one."""
+
+    def end(self, error: BaseException | None) -> None:
+        """Called once, when the engine lets go of the sequence; by then it has its last token, unless it failed."""
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """Made by whoever asks; from `Engine.submit` until `on_end` it belongs to the engine's thread."""
+    """Made by whoever asks; from `Engine.submit` until `output.end` it belongs to the engine's thread."""
 
     turn: Turn | Alone
     room: Room
     tokens: list[int]
     sampler: Sampler
-    on_choice: Callable[[Choice], bool]  # told each token; whether it was the last
-    on_end: Callable[[BaseException | None], None]  # told once, when the engine lets go of it
+    output: Output
     propose: Callable[[], list[int]] | None = None  # a draft: tokens that may come next, verified in one step
     computed: int = 0  # tokens of prefill so far, for fairness
     cancelled: bool = False

@@ -12,11 +12,11 @@ from everwarm.kernels.backend import Backend
 from everwarm.kernels.native import NativeBackend, detect_cpu, supported_isas
 from everwarm.kernels.reference import ReferenceBackend
 
-__all__ = ["BACKENDS", "Backend", "Choice", "Options", "choose", "detect_cpu", "make", "supported_isas"]
+__all__ = ["BACKENDS", "Backend", "ChosenBackend", "Options", "choose", "detect_cpu", "make", "supported_isas"]
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ChosenBackend:
     """Which backend computes, with which instructions, and why."""
 
     backend: str
@@ -24,13 +24,13 @@ class Choice:
     why: str
 
 
-def choose(backend: str, isa: str) -> Choice:
+def choose(backend: str, isa: str) -> ChosenBackend:
     """`backend` is auto, native or reference; `isa` is auto or the name of an instruction set."""
     supported = supported_isas()
     if isa != "auto" and isa not in supported:
         raise ConfigError(f"instruction set {isa}: this processor has {', '.join(supported)}")
     if backend == "reference":
-        return Choice("reference", "blas", "asked for")
+        return ChosenBackend("reference", "blas", "asked for")
     best = supported[0] if isa == "auto" else isa
     if isa != "auto":
         why = "asked for"
@@ -38,7 +38,7 @@ def choose(backend: str, isa: str) -> Choice:
         why = "this processor has neither AVX2 with FMA nor AVX-512 VNNI: portable code, slower"
     else:
         why = f"the best of what this processor has: {', '.join(supported)}"
-    return Choice("native", best, why)
+    return ChosenBackend("native", best, why)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,6 @@ BACKENDS: dict[str, Callable[[Options], Backend]] = {
 }
 
 
-def make(choice: Choice, threads: int | None, cores: int, kv_type: str) -> Backend:
+def make(choice: ChosenBackend, threads: int | None, cores: int, kv_type: str) -> Backend:
     """The backend that was chosen."""
     return BACKENDS[choice.backend](Options(choice.isa, threads, cores, kv_type))

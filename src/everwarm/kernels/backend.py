@@ -219,4 +219,5 @@ class Backend(Protocol):
     def block_memory(self, shape: KVShape) -> BlockMemory:
         """Where the KV of this backend's sequences lies. Steps use the memory that was made last."""
 
-    def step(self, spans: Sequence[Span], rotaries: Sequence[Rotary]) -> AbstractContextManager[Step]: ...
+    def step(self, spans: Sequence[Span], rotaries: Sequence[Rotary]) -> AbstractContextManager[Step]:
+        """Compute these spans; their KV has reserved the blocks for them."""

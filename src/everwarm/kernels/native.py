@@ -147,7 +147,6 @@ class NativeStep:
         self._batch = _native.Batch()
         for span in spans:
             kv = span.kv
-            kv.reserve(kv.length + len(span.tokens))
             self._batch.add(kv.length, len(span.tokens), kv.blocks)
         self._batch.place(blocks)
         for rotary in rotaries:

@@ -172,8 +172,6 @@ class ReferenceBackend:
     @contextmanager
     def step(self, spans: Sequence[Span], rotaries: Sequence[Rotary]) -> Iterator["ReferenceStep"]:
         with self._blas.limit(sum(len(span.tokens) for span in spans)):
-            for span in spans:
-                span.kv.reserve(span.kv.length + len(span.tokens))
             yield ReferenceStep(self._blocks, spans, rotaries, self._spent)
         for span in spans:
             span.kv.length += len(span.tokens)

@@ -67,6 +67,8 @@ class Transformer:
         """Logits (rows asked for, vocab), in the order of the spans."""
         weight = self.weights.get
         self.weights.as_built()
+        for span in spans:
+            span.kv.reserve(span.kv.length + len(span.tokens))
         with self.weights.computing(), self.backend.step(spans, self._rotaries) as step:
             table = self.weights.table(tensors.EMBEDDING)
             x = step.embed(table) if table is not None else step.start(self._looked_up(spans))  # (rows, width)

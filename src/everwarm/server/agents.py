@@ -22,9 +22,9 @@ from everwarm.kv.agent import Agent, check_name
 from everwarm.kv.store import AgentStore
 from everwarm.kv.tools.export import export_agent
 from everwarm.kv.tools.import_ import import_agent
-from everwarm.server.content import Json
 from everwarm.server.errors import ApiError, as_api_error
 from everwarm.server.redact import without_paths
+from everwarm.server.request import Json, tenant_of
 from everwarm.server.serving import Serving, stopping
 from everwarm.server.transfers import FileResponse, Transfers
 
@@ -59,7 +59,7 @@ def router(serving: Serving) -> APIRouter:
         limit: Annotated[int, Query(ge=1, le=MOST_LISTED)] = 1000,
     ) -> Json:
         """The tenant's agents, the latest used first."""
-        tenant = serving.tenant(request)
+        tenant = tenant_of(request)
         return await agents.on_thread(lambda: agents.listed(tenant, everything, limit))
 
     @api.post("/import", status_code=201)
@@ -68,7 +68,7 @@ def router(serving: Serving) -> APIRouter:
         name: Annotated[str | None, Query(max_length=256, description="Another name than it had.")] = None,
     ) -> Json:
         """Take in an agent that was exported; the file is the body. No other agent uses its blocks."""
-        tenant = serving.tenant(request)
+        tenant = tenant_of(request)
         if "trust" in request.query_params:  # whoever is believed can change the answers of all other agents
             raise ApiError(400, "trust: not possible over HTTP; import the file with `everwarm agents import --trust`")
         return await agents.import_(request, name, tenant)
@@ -76,7 +76,7 @@ def router(serving: Serving) -> APIRouter:
     @api.post("/{name:path}/fork", status_code=201)
     async def fork(name: str, asked: Fork, request: Request) -> Json:
         """Another agent with the same history."""
-        tenant = serving.tenant(request)
+        tenant = tenant_of(request)
         check_name(asked.name, "agent")
         await agents.change(name, tenant, lambda store: store.fork(name, asked.name, tenant))
         return await agents.described(asked.name, tenant)
@@ -84,7 +84,7 @@ def router(serving: Serving) -> APIRouter:
     @api.post("/{name:path}/pin")
     async def pin(name: str, request: Request, asked: Pin | None = None) -> Json:
         """Keep its blocks where they are, or no longer."""
-        tenant = serving.tenant(request)
+        tenant = tenant_of(request)
         pinned = asked is None or asked.pinned
         await agents.change(name, tenant, lambda store: store.pin(name, pinned, tenant))
         return await agents.described(name, tenant)
@@ -92,24 +92,24 @@ def router(serving: Serving) -> APIRouter:
     @api.post("/{name:path}/warm")
     async def warm(name: str, request: Request) -> Json:
         """Bring its blocks into memory ahead of its next turn."""
-        tenant = serving.tenant(request)
+        tenant = tenant_of(request)
         return await agents.on_thread(lambda: agents.warm(name, tenant))
 
     @api.post("/{name:path}/export", response_class=Response)
     async def export(name: str, request: Request) -> Response:
         """The agent as a file, for a server with the same model."""
-        tenant = serving.tenant(request)
+        tenant = tenant_of(request)
         return await agents.export(name, tenant)
 
     @api.get("/{name:path}")
     async def one(name: str, request: Request) -> Json:
         """One agent, and its conversation."""
-        return await agents.remembered(name, serving.tenant(request))
+        return await agents.remembered(name, tenant_of(request))
 
     @api.delete("/{name:path}")
     async def delete(name: str, request: Request, evict_only: bool = False) -> Json:
         """Remove it; or only drop it from memory, so that its next turn is warm."""
-        tenant = serving.tenant(request)
+        tenant = tenant_of(request)
         if evict_only:
             freed = await agents.change(name, tenant, lambda store: store.evict(name, tenant))
             return await agents.described(name, tenant) | {"freed_bytes": freed}
@@ -146,11 +146,11 @@ class _Agents:
     async def remembered(self, name: str, tenant: str) -> Json:
         """With what it has heard and said, if its turns came as messages."""
 
-        def tell() -> Json:
+        def read() -> Json:
             agent = self._find(name, tenant)
             return self._json(agent) | {"messages": self._store.history(agent).messages}
 
-        return await self.on_thread(tell)
+        return await self.on_thread(read)
 
     async def change(self, name: str, tenant: str, act: Callable[[AgentStore], T]) -> T:
         """Do something that needs the agent's turn. As long as it talks no thread is kept waiting."""
@@ -166,7 +166,7 @@ class _Agents:
     def warm(self, name: str, tenant: str) -> Json:
         llm, agent = self._serving.llm, self._find(name, tenant)
         try:
-            with llm.room(agent.kv_tokens, 0, self._serving.stopped):
+            with llm.admission.room(agent.kv_tokens, 0, self._serving.stopped):
                 done = _clear(lambda: self._store.warm_up(name, tenant))
         except CancelledError:
             raise stopping() from None

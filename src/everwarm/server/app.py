@@ -4,10 +4,12 @@ from fastapi import FastAPI
 from starlette.middleware import Middleware
 
 from everwarm.llm import LLM
-from everwarm.server import agents, anthropic, errors, log, openai, ops, schema, tokens
+from everwarm.server import agents, errors, log, ops, schema, tokens
+from everwarm.server.anthropic import routes as anthropic
 from everwarm.server.keys import Keys
 from everwarm.server.limits import Guard
 from everwarm.server.metrics import Metrics
+from everwarm.server.openai import routes as openai
 from everwarm.server.origin import Origins, parse_origins
 from everwarm.server.origin_guard import origin_middleware
 from everwarm.server.serving import Limits, Serving
@@ -25,14 +27,14 @@ def create_app(
     """
     keys = keys or Keys({})
     origins = origins or parse_origins((), (), has_keys=not keys.is_open)
-    serving = Serving(llm, name, limits, keys, on_done=log.attach)
+    serving = Serving(llm, name, limits, keys)
     metrics = Metrics(serving)
     app = FastAPI(
         title="everwarm",
         description="A local LLM that never computes the same thing twice.",
         openapi_url=None,  # `schema` serves it
         middleware=[  # from the outside in
-            Middleware(log.RequestLog, serving=serving, observe=metrics.observe),
+            Middleware(log.RequestLog, serving=serving, observe=metrics.requests.observe),
             *origin_middleware(origins),
             Middleware(Guard, serving=serving),
         ],

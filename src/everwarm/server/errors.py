@@ -97,10 +97,10 @@ def response(error: BaseException, path: str) -> JSONResponse:
 
 
 def install(app: FastAPI) -> None:
-    """Have every error told this way."""
+    """Have every error answered this way."""
 
-    async def tell(request: Request, error: Exception) -> JSONResponse:
+    async def handle(request: Request, error: Exception) -> JSONResponse:
         return response(error, request.url.path)
 
     for kind in (EverwarmError, RequestValidationError, HTTPException, Exception):
-        app.add_exception_handler(kind, tell)
+        app.add_exception_handler(kind, handle)

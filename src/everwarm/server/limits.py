@@ -162,15 +162,15 @@ def _check_json(body: bytes, most: int) -> None:
         raise ApiError(400, f"the body is not valid JSON: {error}") from None
 
 
-def _again(body: bytes, receive: Receive) -> Receive:
+def _again(body: bytes, client: Receive) -> Receive:
     """The body, once more; then whatever the client does next."""
     given = False
 
-    async def once() -> Message:
+    async def receive() -> Message:
         nonlocal given
         if given:
-            return await receive()
+            return await client()
         given = True
         return {"type": "http.request", "body": body, "more_body": False}
 
-    return once
+    return receive

@@ -1,7 +1,7 @@
 """One line per request: who asked, what was reused, how fast it went. Never what was said.
 
 The line is made by the outermost middleware, so that every request has one, also those that no route has seen; a route
-that generates adds what became of its answer (`attach`).
+that generates adds what became of its answer (`Outcome`).
 """
 
 import json
@@ -11,7 +11,6 @@ import sys
 import time
 import uuid
 from collections.abc import Callable
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +18,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from everwarm.server.keys import CALLER
-from everwarm.server.serving import Done, Serving
+from everwarm.server.serving import OUTCOME, Outcome, Serving
 
 _log = logging.getLogger("everwarm.request")
 
@@ -40,45 +39,38 @@ class Line:
     status: int = 0
     tenant: str | None = None  # None: not known, or an operator
     total_s: float = 0.0
-    done: Done | None = None
+    outcome: Outcome | None = None
     weight_hit_rate: float | None = None  # of what all requests used while this one ran
     weight_misses: int = 0
 
     @property
     def tokens_per_s(self) -> float | None:
-        done = self.done
-        if done is None or done.ttft_s is None or done.completion_tokens < 2 or done.total_s <= done.ttft_s:
+        outcome = self.outcome
+        if outcome is None or outcome.ttft_s is None:
             return None
-        return (done.completion_tokens - 1) / (done.total_s - done.ttft_s)
+        if outcome.completion_tokens < 2 or outcome.total_s <= outcome.ttft_s:
+            return None
+        return (outcome.completion_tokens - 1) / (outcome.total_s - outcome.ttft_s)
 
     def fields(self) -> dict[str, Any]:
         """What is written, in its order."""
         said: dict[str, Any] = {"id": self.id, "method": self.method, "route": self.route, "status": self.status}
-        if (done := self.done) is not None:
+        if (outcome := self.outcome) is not None:
             said |= {
-                "tenant": done.tenant,
-                "agent": done.agent,
-                "prompt_tokens": done.prompt_tokens,
-                "cached_tokens": done.cached_tokens,
-                "completion_tokens": done.completion_tokens,
-                "tier": done.tier,
-                "reason": done.reason,
-                "ttft_s": _rounded(done.ttft_s),
+                "tenant": outcome.tenant,
+                "agent": outcome.agent,
+                "prompt_tokens": outcome.prompt_tokens,
+                "cached_tokens": outcome.cached_tokens,
+                "completion_tokens": outcome.completion_tokens,
+                "tier": outcome.tier,
+                "reason": outcome.reason,
+                "ttft_s": _rounded(outcome.ttft_s),
                 "tok_s": _rounded(self.tokens_per_s, 1),
-                "finish": done.finish,
+                "finish": outcome.finish,
                 "weight_hit_rate": _rounded(self.weight_hit_rate),
                 "weight_misses": self.weight_misses,
             }
         return said | {"total_s": _rounded(self.total_s)}
-
-
-_current: ContextVar[Line | None] = ContextVar("everwarm_request", default=None)
-
-
-def attach(done: Done) -> None:
-    """What became of the answer to the request that runs in this context."""
-    if (line := _current.get()) is not None:
-        line.done = done
 
 
 class RequestLog:
@@ -104,25 +96,24 @@ class RequestLog:
                 headers["X-Request-Id"] = headers["Request-Id"] = line.id  # OpenAI's and Anthropic's clients read them
             await send(message)
 
-        token = _current.set(line)
         try:
             await self._app(scope, receive, sending)
         except Exception:
             line.status = 500
             raise
         finally:
-            _current.reset(token)
             self._finish(line, scope, time.perf_counter() - started, before)
 
     def _finish(self, line: Line, scope: Scope, total_s: float, before: Any) -> None:
         line.total_s = total_s
         line.tenant = None if (caller := scope.get(CALLER)) is None else caller.tenant
         line.route = getattr(scope.get("route"), "path", line.route)
-        if line.done is not None:
+        line.outcome = scope.get(OUTCOME)
+        if line.outcome is not None:
             used = self._serving.llm.weights.totals() - before
             line.weight_hit_rate, line.weight_misses = (used.hit_rate if used.uses else None), used.misses
             if line.status in (0, 200):  # it failed after the first byte, or before it, when the client had gone
-                line.status = line.done.status
+                line.status = line.outcome.status
         line.status = line.status or 499
         self._observe(line)
         level = logging.DEBUG if line.path in QUIET and line.status < 400 else logging.INFO

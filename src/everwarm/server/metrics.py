@@ -17,8 +17,7 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from everwarm.server.keys import Caller
-from everwarm.server.log import Line
-from everwarm.server.request_metrics import RequestMetrics
+from everwarm.server.request_metrics import AllRequests, RequestMetrics
 from everwarm.server.serving import Serving
 
 _SIZES = (1, 2, 4, 8, 16, 32, 64)
@@ -33,15 +32,10 @@ class Metrics(Collector):
         self._registry = registry = CollectorRegistry()
         disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each: when it began
         ProcessCollector(namespace="everwarm", registry=registry)
-        self._requests = RequestMetrics(registry)
         registry.register(self)
         self._tenants = {tenant: _Tenant(serving, tenant) for tenant in serving.keys.tenants}
-
-    def observe(self, line: Line) -> None:
-        """A request is over."""
-        self._requests.observe(line)
-        if line.tenant in self._tenants:
-            self._tenants[line.tenant].requests.observe(line)
+        by_tenant = {tenant: figures.requests for tenant, figures in self._tenants.items()}
+        self.requests = AllRequests(RequestMetrics(registry), by_tenant)
 
     def text(self, caller: Caller) -> bytes:
         """What the caller may see, as Prometheus reads it: everything, or a tenant's own figures."""

@@ -1,5 +1,7 @@
 """Metrics of requests: what each of them took, told as it ends. One set for all of them, and one per tenant."""
 
+from collections.abc import Mapping
+
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from everwarm.server.log import Line
@@ -40,14 +42,27 @@ class RequestMetrics:
         self._requests.labels(line.route, str(line.status)).inc()
         if line.status == 499:
             self._gone.inc()
-        if (done := line.done) is None:
+        if (outcome := line.outcome) is None:
             return
-        if done.ttft_s is not None:
-            self._first.labels(done.tier or "none").observe(done.ttft_s)
-        for seconds in done.inter_token_s:
+        if outcome.ttft_s is not None:
+            self._first.labels(outcome.tier or "none").observe(outcome.ttft_s)
+        for seconds in outcome.inter_token_s:
             self._between.observe(seconds)
-        self._tokens.labels("prompt").inc(done.prompt_tokens)
-        self._tokens.labels("cached").inc(done.cached_tokens)
-        self._tokens.labels("completion").inc(done.completion_tokens)
-        if done.tier:
-            self._lookups.labels(done.tier, done.cause or "none").inc()
+        self._tokens.labels("prompt").inc(outcome.prompt_tokens)
+        self._tokens.labels("cached").inc(outcome.cached_tokens)
+        self._tokens.labels("completion").inc(outcome.completion_tokens)
+        if outcome.tier:
+            self._lookups.labels(outcome.tier, outcome.cause or "none").inc()
+
+
+class AllRequests:
+    """The figures of all requests together, and of each tenant's."""
+
+    def __init__(self, together: RequestMetrics, by_tenant: Mapping[str, RequestMetrics]) -> None:
+        self._together, self._by_tenant = together, by_tenant
+
+    def observe(self, line: Line) -> None:
+        """A request is over."""
+        self._together.observe(line)
+        if line.tenant is not None and line.tenant in self._by_tenant:
+            self._by_tenant[line.tenant].observe(line)

@@ -10,8 +10,9 @@ from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse, Response
 
-from everwarm.server import anthropic, openai
-from everwarm.server.content import ROLES
+from everwarm.server.anthropic import request as anthropic
+from everwarm.server.openai import request as openai
+from everwarm.server.openai.content import ROLES
 
 SCHEMA = "/openapi.json"
 
@@ -75,9 +76,9 @@ _SCHEMAS = {
     },
     "Error": _ERROR,
 }
-_MESSAGES = {"ChatRequest": "ChatMessage", "TokenizeRequest": "ChatMessage", "Prompt": "Message",
+_MESSAGES = {"ChatRequest": "ChatMessage", "TokenizeRequest": "ChatMessage", "CountRequest": "Message",
              "MessagesRequest": "Message"}  # fmt: skip
-_IGNORED = {"ChatRequest": openai.IGNORED, "CompletionRequest": openai.IGNORED, "Prompt": anthropic.IGNORED,
+_IGNORED = {"ChatRequest": openai.IGNORED, "CompletionRequest": openai.IGNORED, "CountRequest": anthropic.IGNORED,
             "MessagesRequest": anthropic.IGNORED}  # fmt: skip
 _STREAMS = ("/v1/chat/completions", "/v1/completions", "/v1/messages")
 

@@ -12,8 +12,6 @@ from typing import TypeVar
 
 from fastapi import Request
 
-from everwarm.server.leaving import unless_it_leaves
-
 T = TypeVar("T")
 
 LONG_BYTES = 256 << 10
@@ -31,14 +29,10 @@ class Texts:
         self._long = ThreadPoolExecutor(1, "everwarm-long-text")
 
     async def work(self, request: Request, act: Callable[[], T]) -> T:
-        """What `act` returns. Whoever leaves before its turn loses it; raises ApiError 499 then."""
+        """What `act` returns. If this is cancelled before `act` has begun, it never begins."""
         threads = self._long if request.scope.get(BODY_BYTES, 0) >= LONG_BYTES else self._short
-        return await unless_it_leaves(request, _on(threads, act))
+        return await asyncio.get_running_loop().run_in_executor(threads, act)
 
     def close(self) -> None:
         for threads in (self._short, self._long):
             threads.shutdown(wait=True, cancel_futures=True)
-
-
-async def _on(threads: ThreadPoolExecutor, act: Callable[[], T]) -> T:
-    return await asyncio.get_running_loop().run_in_executor(threads, act)

@@ -5,7 +5,9 @@ from typing import Annotated
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from everwarm.server.content import Json, chat_message, checked_tools
+from everwarm.server.leaving import unless_it_leaves
+from everwarm.server.openai.content import chat_message
+from everwarm.server.request import Json, template_tools
 from everwarm.server.serving import Serving
 
 
@@ -40,22 +42,20 @@ def router(serving: Serving) -> APIRouter:
     api, llm = APIRouter(), serving.llm
 
     @api.post("/v1/tokenize")
-    async def tokenize(asked: TokenizeRequest, request: Request) -> Json:
-        serving.tenant(request)
-
+    async def tokenize(body: TokenizeRequest, request: Request) -> Json:
         def encode() -> list[int]:
-            if asked.messages is None:
-                return llm.tokenize(asked.text or "", special=asked.special)
-            messages = [chat_message(message, f"messages.{number}") for number, message in enumerate(asked.messages)]
-            segments, add_bos = llm.segments(messages=messages, tools=checked_tools(llm, asked.tools))
+            if body.messages is None:
+                return llm.tokenize(body.text or "", special=body.special)
+            messages = [chat_message(message, f"messages.{number}") for number, message in enumerate(body.messages)]
+            segments, add_bos = llm.segments(messages=messages, tools=template_tools(llm, body.tools))
             return llm.tokenizer.encode(segments, add_bos=add_bos)
 
-        ids = await serving.texts.work(request, encode)
+        ids = await unless_it_leaves(request, serving.texts.work(request, encode))
         return {"tokens": ids, "count": len(ids)}
 
     @api.post("/v1/detokenize")
-    async def detokenize(asked: DetokenizeRequest, request: Request) -> Json:
-        serving.tenant(request)
-        return {"text": await serving.texts.work(request, lambda: llm.detokenize(asked.tokens, asked.special))}
+    async def detokenize(body: DetokenizeRequest, request: Request) -> Json:
+        work = serving.texts.work(request, lambda: llm.detokenize(body.tokens, body.special))
+        return {"text": await unless_it_leaves(request, work)}
 
     return api

@@ -1,35 +1,37 @@
-"""Anthropic's messages and tools as chat templates read them, which is OpenAI's way.
+"""Anthropic's messages and tools in the form that chat templates read, which is OpenAI's.
 
-A turn of the user is cut into what tools have answered (a message each) and what the user says; a turn of the assistant
-is its text and the tools it calls. Consecutive turns of one side are one turn.
+A turn of the user becomes one message for each tool result and one for the text between them. A turn of the assistant
+becomes one message with its text and its tool calls. Consecutive turns of one role are joined.
 """
 
 from collections.abc import Sequence
 
-from everwarm.server.content import Json, text_of
 from everwarm.server.errors import ApiError
+from everwarm.server.request import Json, template_text
 
 _OF_ROLE = {
     "system": ("text",),
     "user": ("text", "tool_result"),
     "assistant": ("text", "tool_use"),
 }
-"""Which blocks may stand in whose turns."""
+"""Which blocks a turn may have, by role."""
 
 
 def chat_messages(system: str | list[Json] | None, messages: Sequence[Json]) -> list[Json]:
-    """Raises ApiError for what can't be read."""
+    """Raises ApiError 400 for content that can't be read."""
     out: list[Json] = []
     if system:
-        out.append({"role": "system", "content": text_of(system, "system")})
+        out.append({"role": "system", "content": template_text(system, "system")})
     names: dict[str, str] = {}  # of tools, by the ids of their calls
     for role, blocks in _turns(messages):
         if role == "assistant":
             out.append(_assistant(blocks, names))
         else:
-            out += _speaker(role, blocks, names)
+            out += _user(role, blocks, names)
     if out[-1]["role"] == "assistant":
-        raise ApiError(400, "messages: the last one is the assistant's; an answer that is begun can't be continued")
+        raise ApiError(
+            400, "messages: the last message is the assistant's; an answer that was begun can't be continued"
+        )
     return out
 
 
@@ -40,7 +42,9 @@ def chat_tools(tools: Sequence[Json] | None) -> list[Json] | None:
     out = []
     for number, tool in enumerate(tools):
         if tool.get("type") not in (None, "custom"):
-            raise ApiError(400, f"tools.{number}: only tools of one's own are supported, found {_shown(tool['type'])}")
+            raise ApiError(
+                400, f"tools.{number}: only client-defined (custom) tools are supported, found {_shown(tool['type'])}"
+            )
         function = {
             "name": tool.get("name"),
             "description": tool.get("description") or "",
@@ -51,7 +55,7 @@ def chat_tools(tools: Sequence[Json] | None) -> list[Json] | None:
 
 
 def _turns(messages: Sequence[Json]) -> list[tuple[str, list[tuple[str, Json]]]]:
-    """Who speaks, and blocks with their places."""
+    """Roles, and blocks with their places in the request."""
     turns: list[tuple[str, list[tuple[str, Json]]]] = []
     for number, message in enumerate(messages):
         where, role, content = f"messages.{number}", message.get("role"), message.get("content")
@@ -89,31 +93,31 @@ def _assistant(blocks: list[tuple[str, Json]], names: dict[str, str]) -> Json:
             raise ApiError(400, f"{where}: a tool_use block needs an id, a name and an input")
         names[id_] = name
         calls.append({"id": id_, "type": "function", "function": {"name": name, "arguments": given}})
-    content = text_of(texts, blocks[0][0]) if texts else None if calls else ""
+    content = template_text(texts, blocks[0][0]) if texts else None if calls else ""
     return {"role": "assistant", "content": content} | ({"tool_calls": calls} if calls else {})
 
 
-def _speaker(role: str, blocks: list[tuple[str, Json]], names: dict[str, str]) -> list[Json]:
+def _user(role: str, blocks: list[tuple[str, Json]], names: dict[str, str]) -> list[Json]:
     out: list[Json] = []
     texts: list[Json] = []
 
-    def say() -> None:
+    def end_text() -> None:
         if texts:
-            out.append({"role": role, "content": text_of(texts.copy(), blocks[0][0])})
+            out.append({"role": role, "content": template_text(texts.copy(), blocks[0][0])})
             texts.clear()
 
     for where, block in blocks:
         if block["type"] == "text":
             texts.append(block)
             continue
-        say()
+        end_text()
         id_ = block.get("tool_use_id")
         if not isinstance(id_, str) or id_ not in names:
             raise ApiError(400, f"{where}: no tool_use block before it has the id {_shown(id_)}")
-        said = text_of(block.get("content"), f"{where}.content") or ""
+        result = template_text(block.get("content"), f"{where}.content") or ""
         failed = {"is_error": True} if block.get("is_error") else {}
-        out.append({"role": "tool", "tool_call_id": id_, "name": names[id_], "content": said} | failed)
-    say()
+        out.append({"role": "tool", "tool_call_id": id_, "name": names[id_], "content": result} | failed)
+    end_text()
     return out or [{"role": role, "content": ""}]
 
 

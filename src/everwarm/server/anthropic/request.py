@@ -1,22 +1,16 @@
-"""Anthropic's API: messages and the counting of their tokens.
+"""The bodies of Anthropic's requests.
 
-Every prompt is cached by itself, so `cache_control` changes nothing. Fields that are accepted and have no effect are
+Every prompt is cached anyway, so `cache_control` changes nothing. Fields that are accepted and have no effect are
 listed in `IGNORED`; any other unknown field, and content that a model of text can't read, is refused.
 """
 
-from typing import Annotated, Any
+from typing import Annotated
 
-from fastapi import APIRouter, Request
-from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from everwarm.server.answers import Answers
-from everwarm.server.anthropic_content import chat_messages, chat_tools
-from everwarm.server.anthropic_wire import MessageWire
-from everwarm.server.content import Json, checked_tools
-from everwarm.server.openai import Extension
-from everwarm.server.serving import Serving, agent_of
-from everwarm.server.stream import respond
+from everwarm.llm import LLM
+from everwarm.server.anthropic.content import chat_messages, chat_tools
+from everwarm.server.request import Extension, Json, template_tools
 
 IGNORED = frozenset(
     {"cache_control", "service_tier", "inference_geo", "speed", "diagnostics", "user_profile_id", "workspace_id"}
@@ -29,8 +23,8 @@ class Metadata(BaseModel):
     user_id: Annotated[str | None, Field(max_length=256)] = None
 
 
-class Prompt(BaseModel):
-    """What is read before an answer: `POST /v1/messages/count_tokens`."""
+class CountRequest(BaseModel):
+    """`POST /v1/messages/count_tokens`: what the model reads before it answers."""
 
     model_config = ConfigDict(extra="allow")
     model: str | None = None
@@ -42,7 +36,7 @@ class Prompt(BaseModel):
     output_config: Json | None = None
 
     @model_validator(mode="after")
-    def _supported(self) -> "Prompt":
+    def _supported(self) -> "CountRequest":
         unknown = {name for name, value in (self.model_extra or {}).items() if value is not None} - IGNORED
         if unknown:
             raise ValueError(f"{', '.join(sorted(unknown))[:200]}: not supported")
@@ -54,13 +48,13 @@ class Prompt(BaseModel):
             raise ValueError("output_config: only effort is accepted (and has no effect)")
         return self
 
-    def chat(self, serving: Serving) -> Json:
-        """What the template is given. Raises ApiError."""
-        tools = None if self.tool_choice == {"type": "none"} else checked_tools(serving.llm, chat_tools(self.tools))
+    def chat(self, llm: LLM) -> Json:
+        """What the chat template gets. Raises ApiError."""
+        tools = None if self.tool_choice == {"type": "none"} else template_tools(llm, chat_tools(self.tools))
         return {"messages": chat_messages(self.system, self.messages), "tools": tools}
 
 
-class MessagesRequest(Prompt):
+class MessagesRequest(CountRequest):
     """`POST /v1/messages`."""
 
     max_tokens: int = Field(ge=1)
@@ -83,35 +77,3 @@ class MessagesRequest(Prompt):
             "cache": self.everwarm.cache,
             "priority": self.everwarm.priority,
         }
-
-
-def router(serving: Serving) -> APIRouter:
-    """The routes."""
-    api = APIRouter()
-
-    @api.post("/v1/messages")
-    async def messages(asked: MessagesRequest, request: Request) -> Response:
-        tenant = serving.tenant(request)
-        serving.check_priority(asked.everwarm.priority)
-        agent = agent_of(request) or asked.everwarm.agent
-        group = (asked.metadata.user_id or "") if asked.metadata and not agent else ""
-        options: dict[str, Any] = asked.options() | {"agent": agent, "tenant": tenant, "group": group}
-        serving.check_messages(len(asked.messages))
-        generation = await serving.texts.work(
-            request, lambda: serving.llm.start(**asked.chat(serving), **options, context=serving.context)
-        )
-        answers = Answers(serving, request.url.path, [generation], agent or "", tenant)
-        wire = MessageWire(serving, asked.max_tokens, kept=asked.everwarm.cache)
-        return await respond(request, answers, wire, bool(asked.stream), serving.limits.keep_alive_s)
-
-    @api.post("/v1/messages/count_tokens")
-    async def count_tokens(asked: Prompt, request: Request) -> Json:
-        serving.tenant(request)
-
-        def count() -> int:
-            segments, add_bos = serving.llm.segments(**asked.chat(serving))
-            return len(serving.llm.tokenizer.encode(segments, add_bos=add_bos))
-
-        return {"input_tokens": await serving.texts.work(request, count)}
-
-    return api

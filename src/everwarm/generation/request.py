@@ -1,0 +1,36 @@
+"""What is asked of a generation, checked."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from everwarm.engine.processors import Constraint
+from everwarm.engine.sampling import Sampling
+from everwarm.text.output_parser import OutputParser, PlainText
+from everwarm.types import Segment
+
+Message = Mapping[str, Any]
+Drafter = Callable[[list[int]], list[int]]
+"""Given the tokens so far, proposes some that may come next; on the engine's thread, so it must be quick."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One choice."""
+
+    prompt: list[int] | tuple[list[Segment], bool]  # token ids, or segments and whether BOS goes before them
+    sampling: Sampling
+    max_tokens: int
+    stops: tuple[str, ...]
+    end_ids: frozenset[int]
+    context: int  # tokens of prompt and answer together, at most
+    agent: str | None = None
+    tenant: str = ""
+    group: str = ""
+    messages: tuple[Message, ...] | None = None
+    keep: bool = True  # False: what is known is used, but the answer is not kept
+    priority: int = 0
+    constraint: Callable[[], Constraint] | None = None  # makes one: it has the state of one choice
+    drafter: Drafter | None = None
+    parser: Callable[[], OutputParser] = PlainText  # makes one: it has the state of one choice
+    choice: int = 0

@@ -1,0 +1,184 @@
+"""A request that is being answered: the generations of its choices, and the one queue that all their events go through.
+
+Threads put events in (the engine's thread for tokens, a thread of the request for its end), the event loop takes them
+out. What happens is recorded for the log and the metrics.
+"""
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections import deque
+from collections.abc import Sequence
+
+from fastapi import Request
+
+from everwarm.errors import CancelledError
+from everwarm.events import End, Event, Failed, Usage
+from everwarm.kv.receipt import Receipt
+from everwarm.llm import Generation
+from everwarm.server.errors import ApiError
+from everwarm.server.serving import OUTCOME, Outcome, Serving, stopping
+
+Item = Event | End | Failed
+
+
+class LoopQueue:
+    """From any thread to the event loop that made it."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._sent: deque[Item] = deque()  # by threads
+        self._called = False  # the loop will be there for what was sent
+        self._received: list[Item] = []  # by the loop
+        self._arrived = asyncio.Event()
+
+    def put(self, item: Item, /) -> None:
+        """Never waits. The loop is called once for all that it has not received yet."""
+        self._sent.append(item)
+        if not self._called:
+            self._called = True
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody reads
+                self._loop.call_soon_threadsafe(self._receive)
+
+    def _receive(self) -> None:
+        self._called = False  # before the items are received: what is sent later calls again
+        while self._sent:
+            self._received.append(self._sent.popleft())
+        self._arrived.set()
+
+    def take(self) -> list[Item]:
+        """All that has arrived."""
+        self._arrived.clear()
+        taken, self._received = self._received, []
+        return taken
+
+    async def wait(self) -> None:
+        """Until something has arrived since the last `take`."""
+        await self._arrived.wait()
+
+
+class ActiveRequest:
+    """The choices of one request. The first belongs to the agent; the others begin once its prompt is computed and are
+    not kept.
+    """
+
+    def __init__(
+        self, serving: Serving, request: Request, generations: Sequence[Generation], agent: str, tenant: str
+    ) -> None:
+        self._serving = serving
+        self._generations = generations
+        self._queue = LoopQueue()
+        self._failure: BaseException | None = None  # of a choice, while events before it are being read
+        self._running: dict[int, Generation] = {}  # by the number of the choice
+        self._left = len(generations)
+        self._others_begun = self._closed = False
+        self._reasoning_tokens = 0
+        self._started = self._last = time.perf_counter()
+        self.outcome = Outcome(uuid.uuid4().hex, request.scope["path"], agent, tenant)
+        request.scope[OUTCOME] = self.outcome
+
+    def begin(self) -> None:
+        """Have the first choice computed. From now on, `close`."""
+        self._run(0)
+
+    async def next(self, within_s: float | None = None) -> list[Event | End] | None:
+        """What has happened since; nothing, if that is so for `within_s`; None when all choices have ended. Raises what
+        ended one of them before its time.
+        """
+        timeout_s = self._serving.limits.timeout_s
+        while True:
+            left_s = self._started + timeout_s - time.perf_counter()
+            if left_s <= 0 and self._left:
+                raise ApiError(408, f"the request took longer than the limit of {timeout_s:g} s", "timeout_error")
+            if (events := self._take()) or not self._left:
+                return events or None
+            try:
+                async with asyncio.timeout(left_s if within_s is None else min(left_s, within_s)):
+                    await self._queue.wait()
+            except TimeoutError:
+                if within_s is not None and within_s < left_s:
+                    return []
+
+    def close(self) -> None:
+        """Cancel what has not ended."""
+        for generation in self._running.values():
+            generation.cancel()
+            self._serving.ended(generation)
+        self._running.clear()
+        if not self._closed:
+            self._closed = True
+            self._record_end()
+
+    def failed(self, status: int) -> None:
+        self.outcome.status = status
+
+    @property
+    def usage(self) -> Usage:
+        """Of all choices together, so far."""
+        receipt, outcome = self.receipt, self.outcome
+        prompt, cached = (receipt.prompt_tokens, receipt.cached_tokens) if receipt else (0, 0)
+        return Usage(prompt, cached, outcome.completion_tokens, self._reasoning_tokens)
+
+    @property
+    def receipt(self) -> Receipt | None:
+        """Of the first choice, as far as it is known: whole when that has ended."""
+        return self._generations[0].receipt
+
+    @property
+    def keep_alive_s(self) -> float:
+        return self._serving.limits.keep_alive_s
+
+    def _run(self, number: int) -> None:
+        self._running[number] = self._generations[number]
+        self._serving.run(self._generations[number], self._queue)
+
+    def _take(self) -> list[Event | End]:
+        if self._failure is not None:
+            raise self._failure
+        events: list[Event | End] = []
+        for item in self._queue.take():
+            if isinstance(item, Failed):
+                self._end(item.choice)
+                stopped = self._serving.draining and isinstance(item.error, CancelledError)
+                self._failure = stopping() if stopped else item.error
+                break
+            self._record(item)
+            events.append(item)
+        if self._failure is not None and not events:
+            raise self._failure
+        return events
+
+    def _record(self, event: Event | End) -> None:
+        outcome, first = self.outcome, event.choice == 0
+        if isinstance(event, End):
+            self._end(event.choice)
+            self._reasoning_tokens += event.usage.reasoning_tokens
+            if first:
+                outcome.finish = event.finish_reason
+            return
+        now = time.perf_counter()
+        outcome.completion_tokens += 1
+        if outcome.ttft_s is None:
+            outcome.ttft_s = now - self._started
+        elif first:
+            outcome.inter_token_s.append(now - self._last)
+        if first:
+            self._last = now
+            outcome.finish = event.finish_reason or outcome.finish
+            if not self._others_begun:
+                self._others_begun = True
+                for number in range(1, len(self._generations)):
+                    self._run(number)
+
+    def _end(self, choice: int) -> None:
+        self._left -= 1
+        self._serving.ended(self._running.pop(choice))
+
+    def _record_end(self) -> None:
+        outcome, receipt = self.outcome, self.receipt
+        outcome.total_s = time.perf_counter() - self._started
+        if receipt is not None:
+            outcome.agent = receipt.agent or outcome.agent
+            outcome.prompt_tokens, outcome.cached_tokens = receipt.prompt_tokens, receipt.cached_tokens
+            outcome.tier, outcome.cause, outcome.reason = receipt.tier, receipt.cause, receipt.reason

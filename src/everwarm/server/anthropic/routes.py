@@ -1,0 +1,39 @@
+"""Anthropic's routes: messages, and the counting of their tokens."""
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from everwarm.server.active_request import ActiveRequest
+from everwarm.server.anthropic.request import CountRequest, MessagesRequest
+from everwarm.server.anthropic.wire import MessageWire
+from everwarm.server.leaving import unless_it_leaves
+from everwarm.server.request import Json, agent_of, tenant_of
+from everwarm.server.response import respond
+from everwarm.server.serving import Serving
+
+
+def router(serving: Serving) -> APIRouter:
+    """The routes."""
+    api, llm = APIRouter(), serving.llm
+
+    @api.post("/v1/messages")
+    async def messages(body: MessagesRequest, request: Request) -> Response:
+        serving.check_priority(body.everwarm.priority)
+        serving.check_messages(len(body.messages))
+        tenant, agent = tenant_of(request), agent_of(request) or body.everwarm.agent
+        group = (body.metadata.user_id or "") if body.metadata and not agent else ""
+        options = body.options() | {"agent": agent, "tenant": tenant, "group": group, "context": serving.context}
+        start = serving.texts.work(request, lambda: llm.start(**body.chat(llm), **options))
+        active = ActiveRequest(serving, request, [await unless_it_leaves(request, start)], agent or "", tenant)
+        wire = MessageWire(serving.name, body.max_tokens, kept=body.everwarm.cache)
+        return await respond(request, active, wire, bool(body.stream))
+
+    @api.post("/v1/messages/count_tokens")
+    async def count_tokens(body: CountRequest, request: Request) -> Json:
+        def count() -> int:
+            segments, add_bos = llm.segments(**body.chat(llm))
+            return len(llm.tokenizer.encode(segments, add_bos=add_bos))
+
+        return {"input_tokens": await unless_it_leaves(request, serving.texts.work(request, count))}
+
+    return api

@@ -1,0 +1,138 @@
+"""The bodies of OpenAI's requests.
+
+Fields that are accepted and have no effect are listed in `IGNORED` (docs/server.md). Any other unknown field is
+refused: it would change the meaning of the request.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from everwarm.server.errors import ApiError
+from everwarm.server.request import Extension, Json
+
+IGNORED = frozenset(
+    {
+        "user", "metadata", "store", "service_tier", "parallel_tool_calls", "safety_identifier", "verbosity",
+        "prediction", "reasoning_effort", "prompt_cache_retention",
+    }
+)  # fmt: skip
+"""Fields that are accepted and have no effect on the answer of a local model."""
+
+
+MOST_BIASES = 1024
+
+
+def _check_count(bias: Any) -> Any:
+    """Before the entries are validated: each wrong one would become an error of its own."""
+    if isinstance(bias, dict) and len(bias) > MOST_BIASES:
+        raise ValueError(f"{len(bias):,} tokens, the limit is {MOST_BIASES:,}")
+    return bias
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+    include_usage: bool = False
+
+
+class GenerationRequest(BaseModel):
+    """What chat completions and plain completions share."""
+
+    model_config = ConfigDict(extra="allow")
+    model: str | None = None
+    max_tokens: int | None = Field(None, ge=1)
+    temperature: float | None = Field(1.0, ge=0, le=100)
+    top_p: float | None = Field(1.0, gt=0, le=1)
+    top_k: int = Field(0, ge=0)
+    min_p: float = Field(0.0, ge=0, le=1)
+    repetition_penalty: float = Field(1.0, ge=0.01, le=100)
+    presence_penalty: float | None = Field(0.0, ge=-2, le=2)
+    frequency_penalty: float | None = Field(0.0, ge=-2, le=2)
+    logit_bias: Annotated[dict[str, float] | None, BeforeValidator(_check_count)] = None
+    seed: int | None = Field(None, ge=-(2**63), lt=2**64)
+    n: int | None = Field(1, ge=1, le=128)
+    stop: str | Annotated[list[str], Field(max_length=64, fail_fast=True)] | None = None
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    prompt_cache_key: str | None = Field(None, max_length=256)
+    everwarm: Extension = Extension()
+
+    @model_validator(mode="after")
+    def _known(self) -> "GenerationRequest":
+        unknown = set(self.model_extra or ()) - IGNORED
+        if unknown:
+            raise ValueError(f"{', '.join(sorted(unknown))[:200]}: not supported")
+        return self
+
+    @property
+    def wants_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    def options(self) -> Json:
+        """Arguments of `LLM.start`."""
+        return {
+            "temperature": 1.0 if self.temperature is None else self.temperature,
+            "top_p": 1.0 if self.top_p is None else self.top_p,
+            "top_k": self.top_k,
+            "min_p": self.min_p,
+            "repetition_penalty": self.repetition_penalty,
+            "presence_penalty": self.presence_penalty or 0.0,
+            "frequency_penalty": self.frequency_penalty or 0.0,
+            "logit_bias": _bias(self.logit_bias),
+            "stop": self.stop or (),
+            "cache": self.everwarm.cache,
+            "priority": self.everwarm.priority,
+        }
+
+
+class ChatRequest(GenerationRequest):
+    """`POST /v1/chat/completions`."""
+
+    messages: Annotated[list[Json], Field(min_length=1, fail_fast=True)]
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool | None = False
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    tools: Annotated[list[Json], Field(fail_fast=True)] | None = None
+    tool_choice: Any = None
+    response_format: Json | None = None
+    modalities: Annotated[list[str], Field(fail_fast=True)] | None = None
+
+    @model_validator(mode="after")
+    def _supported(self) -> "ChatRequest":
+        if self.tool_choice not in (None, "auto", "none"):
+            raise ValueError("tool_choice: only auto and none are supported")
+        if self.response_format is not None and self.response_format.get("type") != "text":
+            raise ValueError("response_format: only text is supported")
+        if self.modalities not in (None, ["text"]):
+            raise ValueError("modalities: only text is supported")
+        return self
+
+
+class CompletionRequest(GenerationRequest):
+    """`POST /v1/completions`."""
+
+    prompt: (
+        str
+        | Annotated[list[int], Field(fail_fast=True)]
+        | Annotated[list[str], Field(min_length=1, max_length=1, fail_fast=True)]
+        | Annotated[list[list[int]], Field(max_length=1, fail_fast=True)]
+    )
+    logprobs: int | None = Field(None, ge=0, le=20)
+    echo: Literal[False] | None = False
+    best_of: Literal[1] | None = 1
+    suffix: Literal[""] | None = None
+
+
+class EmbeddingRequest(BaseModel):
+    """`POST /v1/embeddings`."""
+
+    model_config = ConfigDict(extra="allow")
+    input: Any
+    model: str | None = None
+
+
+def _bias(bias: dict[str, float] | None) -> dict[int, float]:
+    try:
+        return {int(token): value for token, value in (bias or {}).items()}
+    except ValueError:
+        raise ApiError(400, "logit_bias: the keys must be token ids") from None

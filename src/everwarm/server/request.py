@@ -1,0 +1,69 @@
+"""What the requests of all APIs share: the `everwarm` extension, headers, messages and tools as chat templates read
+them.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from fastapi import Request
+from pydantic import BaseModel, ConfigDict, Field
+
+from everwarm.llm import LLM
+from everwarm.server.errors import ApiError
+from everwarm.server.keys import CALLER
+
+Json = dict[str, Any]
+
+
+class Extension(BaseModel):
+    """`everwarm` in the body: what no other API has."""
+
+    model_config = ConfigDict(extra="forbid")
+    agent: Annotated[str | None, Field(max_length=256)] = None
+    cache: bool = True
+    priority: Annotated[int, Field(ge=-100, le=100)] = 0
+
+
+def tenant_of(request: Request) -> str:
+    """Whose key was sent; `limits.Guard` has checked it."""
+    tenant: str = request.scope[CALLER].tenant
+    return tenant
+
+
+def agent_of(request: Request) -> str | None:
+    """The agent that the header names. Headers are bytes; they are read as UTF-8 where they are valid UTF-8."""
+    name = request.headers.get("x-agent-id")
+    try:
+        return name and name.encode("latin-1").decode()
+    except UnicodeError:
+        return name
+
+
+def template_text(content: object, where: str) -> str | list[Json] | None:
+    """The text of a message, or its parts: how several are joined is the template's business. Raises ApiError 400."""
+    if content is None or isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise ApiError(400, f"{where}: expected a text or a list of parts, found {type(content).__name__}")
+    for number, part in enumerate(content):
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+            raise ApiError(400, f"{where}.{number}: only text is supported, found {str(kind)[:50]!r}")
+    if len(content) < 2:
+        return content[0]["text"] if content else ""
+    return [{"type": "text", "text": part["text"]} for part in content]
+
+
+def template_tools(llm: LLM, tools: Sequence[Json] | None) -> Sequence[Json] | None:
+    """Tools in OpenAI's form. Raises ApiError 400 if the model's template does not read tools: a model can't call what
+    it does not see.
+    """
+    if not tools:
+        return None
+    for number, tool in enumerate(tools):
+        function = tool.get("function") if tool.get("type") == "function" else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise ApiError(400, f"tools.{number}: only functions with a name are supported")
+    if "tools" not in llm.template.variables(tools=True):
+        raise ApiError(400, "tools: this model's chat template does not read them; use a model that was made for tools")
+    return tools
