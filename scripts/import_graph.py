@@ -21,6 +21,9 @@ BEGIN, END = "<!-- imports: begin (python scripts/import_graph.py) -->", "<!-- i
 LEAVES = ("everwarm.errors", "everwarm.types")
 """Everybody uses them: they are left out of the drawing."""
 
+KV_DATA = {"believable", "chain", "container", "counts", "eviction", "ids", "layout", "manifest", "receipt", "stats"}
+"""Modules of `kv` that are plain data; its other modules are agents and turns."""
+
 Uses = dict[str, dict[str, set[str]]]
 """Module -> module that it imports -> names that it takes from it."""
 
@@ -55,8 +58,10 @@ def imports(known: dict[str, Path]) -> Uses:
 def package(module: str) -> str:
     """`kv` has layers of its own, which are shown one by one."""
     parts = module.split(".")
-    if parts[:2] == ["everwarm", "kv"] and len(parts) > 3:
-        return ".".join(parts[:3])
+    if parts[:2] == ["everwarm", "kv"] and len(parts) > 2:
+        if len(parts) > 3 or (ROOT / "kv" / parts[2]).is_dir():
+            return ".".join(parts[:3])
+        return "everwarm.kv.data" if parts[2] in KV_DATA else "everwarm.kv.agents"
     return ".".join(parts[:2])
 
 
@@ -91,7 +96,9 @@ def draw() -> str:
         for target, names in targets.items():
             if package(target) != package(module):
                 graph[package(module)].add(package(target))
-                taken = public(known[target]) if "*" in names else names
+                taken = public(known[target]) if "*" in names else set(names)
+                if known[target].name != "__init__.py":  # a facade offers what it imports, too
+                    taken &= public(known[target])
                 offered[package(target)] |= {(target, name) for name in taken if not name.startswith("_")}
     order = ordered(graph, "packages")
     lines = ["```mermaid", "graph TD"]

@@ -2,6 +2,8 @@
 
 import re
 import runpy
+import subprocess
+import sys
 from importlib.metadata import version
 from pathlib import Path
 
@@ -31,3 +33,9 @@ def test_the_map_names_every_module() -> None:
     modules = [path for path in (ROOT / "src" / "everwarm").glob("*/*.py") if path.stem != "__init__"]
     families = ("gguf_", "dequant_")  # one line stands for each of these
     assert [path.name for path in modules if not path.stem.startswith(families) and f"`{path.name}`" not in text] == []
+
+
+def test_the_import_graph_is_up_to_date_and_has_no_cycle() -> None:
+    command = [sys.executable, str(ROOT / "scripts" / "import_graph.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
