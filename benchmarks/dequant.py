@@ -16,7 +16,7 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
-from everwarm.weights.dequant import SUPPORTED, dequantize
+from everwarm.weights.dequant.dequant import SUPPORTED, dequantize
 from everwarm.weights.types import TensorType
 
 SHAPE = (2048, 4096)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import gguf
 
-from everwarm.weights.gguf import GGUFFile, StringArray
+from everwarm.weights.gguf.file import GGUFFile, StringArray
 
 
 def main() -> None:

@@ -219,8 +219,8 @@ def peer_quantise(source: str, target: str, type_: str) -> None:
 
 def write_f16(model: Path, target: Path, padded: bool) -> None:
     """The model with its matrices in F16. With `padded`, all widths become multiples of 256 and the function stays."""
-    from everwarm.weights.dequant import dequantize
-    from everwarm.weights.gguf import GGUFFile
+    from everwarm.weights.dequant.dequant import dequantize
+    from everwarm.weights.gguf.file import GGUFFile
 
     fields = {name: one for name, one in gguf.GGUFReader(model).fields.items() if not name.startswith("GGUF.")}
     values = {name: one.contents() for name, one in fields.items()}
@@ -280,7 +280,7 @@ def check_padding(model: Path, padded: Path) -> None:
 
 def tensor_types(path: Path) -> Counter[str]:
     """How many matrices have which type."""
-    from everwarm.weights.gguf import GGUFFile
+    from everwarm.weights.gguf.file import GGUFFile
 
     with GGUFFile(path) as opened:
         return Counter(info.type.name for info in opened.tensors.values() if len(info.shape) > 1)

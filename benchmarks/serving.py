@@ -17,11 +17,11 @@ import time
 from typing import Any
 
 from everwarm import config
-from everwarm.bench import load_server
-from everwarm.bench.load_client import Client, Heard
-from everwarm.bench.load_report import percentiles
-from everwarm.bench.ttft import temporary_home
-from everwarm.bench.ttft_text import text
+from everwarm.bench.load import server as load_server
+from everwarm.bench.load.client import Client, Heard
+from everwarm.bench.load.report import percentiles
+from everwarm.bench.ttft.text import text
+from everwarm.bench.ttft.ttft import temporary_home
 from everwarm.pull import resolve
 
 MODEL = "smollm2"

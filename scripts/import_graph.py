@@ -68,7 +68,7 @@ def package(module: str) -> str:
 def ordered(graph: dict[str, set[str]], what: str) -> list[str]:
     """From the top to the bottom. Ends the program if there is a cycle."""
     try:
-        return list(TopologicalSorter(graph).static_order())[::-1]
+        return list(TopologicalSorter({name: sorted(graph[name]) for name in sorted(graph)}).static_order())[::-1]
     except CycleError as error:
         sys.exit(f"a cycle of {what}: {' -> '.join(error.args[1])}")
 

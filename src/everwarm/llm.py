@@ -56,12 +56,12 @@ from everwarm.text.output_parser import OutputParser, PlainText
 from everwarm.text.tokenizer import Tokenizer
 from everwarm.types import Segment
 from everwarm.waiting import Line
-from everwarm.weights.cache import WeightCache
-from everwarm.weights.gguf import GGUFFile
-from everwarm.weights.identity import pack_was_touched, remember_pack, weights_id
+from everwarm.weights.cache.cache import WeightCache
+from everwarm.weights.gguf.file import GGUFFile
 from everwarm.weights.memory import Buffers, available_bytes
-from everwarm.weights.pack import Pack
-from everwarm.weights.source import FileSource, PackSource, Source, packed_source
+from everwarm.weights.pack.file import Pack
+from everwarm.weights.pack.identity import pack_was_touched, remember_pack, weights_id
+from everwarm.weights.pack.source import FileSource, PackSource, Source, packed_source
 
 __all__ = ["LLM", "Completion", "End", "Event", "Generation", "Message", "WeightUse", "load"]
 

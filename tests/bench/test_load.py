@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from everwarm.bench import load_client, load_report, load_server
-from everwarm.bench.load import LoadOptions, Run, whole_context, write_script
-from everwarm.bench.load_client import Heard
-from everwarm.bench.load_server import ServerProcess
+from everwarm.bench.load import client as load_client
+from everwarm.bench.load import report as load_report
+from everwarm.bench.load import server as load_server
+from everwarm.bench.load.client import Heard
+from everwarm.bench.load.load import LoadOptions, Run, whole_context, write_script
+from everwarm.bench.load.server import ServerProcess
 from everwarm.errors import ConfigError
 from tiny import Tiny
 

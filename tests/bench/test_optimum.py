@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everwarm.bench.optimum import moe, optimum, random_trace, scan, zipf
+from everwarm.bench.weights.optimum import moe, optimum, random_trace, scan, zipf
 
 NAMES = [f"t{k}" for k in range(40)]
 

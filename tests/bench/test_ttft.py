@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from everwarm.bench import ttft_disk, ttft_text
-from everwarm.bench.ttft import PeerRun, _check_answers
-from everwarm.bench.ttft_child import PAIRS, Measured, Setup, _check
-from everwarm.bench.ttft_report import exponent, summarise
+from everwarm.bench.ttft import disk as ttft_disk
+from everwarm.bench.ttft import text as ttft_text
+from everwarm.bench.ttft.child import PAIRS, Measured, Setup, _check
+from everwarm.bench.ttft.report import exponent, summarise
+from everwarm.bench.ttft.ttft import PeerRun, _check_answers
 from everwarm.errors import StoreError
 from everwarm.kv.warm.restore import READERS
 from everwarm.llm import load

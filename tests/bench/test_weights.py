@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from everwarm.bench.optimum import optimum
-from everwarm.bench.weights import recommend, slowest_window, variation
-from everwarm.bench.weights_row import FORMS, Row, Setup, measure
-from everwarm.bench.weights_traces import StandIn, record_pass, replay, synthetic_rows
+from everwarm.bench.weights.optimum import optimum
+from everwarm.bench.weights.row import FORMS, Row, Setup, measure
+from everwarm.bench.weights.traces import StandIn, record_pass, replay, synthetic_rows
+from everwarm.bench.weights.weights import recommend, slowest_window, variation
 from everwarm.cli.app import run
 from everwarm.errors import ConfigError
 from everwarm.llm import load
-from everwarm.weights.cache import WeightCache
-from everwarm.weights.place import ring_bytes, stages
-from everwarm.weights.policy import POLICIES
+from everwarm.weights.cache.cache import WeightCache
+from everwarm.weights.cache.place import ring_bytes, stages
+from everwarm.weights.cache.policy import POLICIES
 from tiny import Tiny
 
 LAYERS = 8

@@ -9,7 +9,7 @@ import xxhash
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from everwarm.weights.pack import Entry, write_pack
+from everwarm.weights.pack.file import Entry, write_pack
 from kv import fake
 from kv.fake import BLOCK_TOKENS, TOKEN_BYTES, export_agent, kv_bytes, open_store, talk
 

@@ -8,7 +8,7 @@ import pytest
 from everwarm.errors import ModelError
 from everwarm.model.config import read_config
 from everwarm.model.tensors import check_tensors
-from everwarm.weights.gguf import GGUFFile
+from everwarm.weights.gguf.file import GGUFFile
 from tiny import Tiny
 
 

@@ -12,10 +12,10 @@ from everwarm.kv.index.pool import BlockPool, SequenceKV
 from everwarm.model import tensors
 from everwarm.model.config import read_config
 from everwarm.model.transformer import Span, Transformer
-from everwarm.weights.cache import WeightCache
-from everwarm.weights.dequant import SUPPORTED
-from everwarm.weights.gguf import GGUFFile
-from everwarm.weights.source import FileSource
+from everwarm.weights.cache.cache import WeightCache
+from everwarm.weights.dequant.dequant import SUPPORTED
+from everwarm.weights.gguf.file import GGUFFile
+from everwarm.weights.pack.source import FileSource
 from plain import plain_logits
 from tiny import Tiny
 

@@ -31,7 +31,7 @@ from everwarm.server.log import JsonFormatter
 from everwarm.server.openai.wire import TextWire
 from everwarm.server.process import Front, Progress
 from everwarm.server.serving import Limits
-from everwarm.weights.cache import Problem
+from everwarm.weights.cache.cache import Problem
 from tiny import Tiny
 from waiting_until import wait_until
 

@@ -12,7 +12,7 @@ from everwarm.text.chat import ChatTemplate
 from everwarm.text.history import Prompt, answer_runs, tokenise
 from everwarm.text.tokenizer import Tokenizer
 from everwarm.types import Run, Segment
-from everwarm.weights.gguf import GGUFFile
+from everwarm.weights.gguf.file import GGUFFile
 from text.test_sentencepiece import SPACE, metadata
 from tiny import CHATML, byte_alphabet
 

@@ -11,7 +11,7 @@ from everwarm.text import bpe, pace
 from everwarm.text.least import LeastTokens
 from everwarm.text.tokenizer import Tokenizer
 from everwarm.types import Segment
-from everwarm.weights.gguf import GGUFFile
+from everwarm.weights.gguf.file import GGUFFile
 from golden.token_digests import families, read
 from text.nasty import nasty_strings
 from text.test_history import byte_pairs, sentencepiece

@@ -14,7 +14,7 @@ from everwarm.errors import TokenizerError
 from everwarm.text.bpe import BYTE_ALPHABET
 from everwarm.text.tokenizer import Tokenizer
 from everwarm.types import Segment
-from everwarm.weights.gguf import GGUFFile
+from everwarm.weights.gguf.file import GGUFFile
 from golden.token_digests import deviations, digest, digests, families, read
 from text.nasty import nasty_strings
 

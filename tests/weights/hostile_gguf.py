@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from everwarm.errors import GGUFError
-from everwarm.weights.gguf import GGUFFile
+from everwarm.weights.gguf.file import GGUFFile
 
 MAX_MEMORY_BYTES = 4 << 20
 

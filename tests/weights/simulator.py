@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from everwarm.weights.policy import Item, Policy
-from everwarm.weights.tracker import AccessTracker
+from everwarm.weights.cache.policy import Item, Policy
+from everwarm.weights.cache.tracker import AccessTracker
 
 
 @dataclass

@@ -15,12 +15,12 @@ import pytest
 import everwarm
 from everwarm.errors import ConfigError, EverwarmError, RequestError
 from everwarm.sizes import Share
-from everwarm.weights import cache as cache_module
-from everwarm.weights.cache import WeightCache
+from everwarm.weights.cache import cache as cache_module
+from everwarm.weights.cache.cache import WeightCache
+from everwarm.weights.cache.place import ring_bytes
+from everwarm.weights.cache.ring import Flight
 from everwarm.weights.memory import Buffers, root_of
-from everwarm.weights.place import ring_bytes
-from everwarm.weights.ring import Flight
-from everwarm.weights.source import Built, Source
+from everwarm.weights.pack.source import Built, Source
 from short_and_long import short_and_long
 from tiny import Tiny
 from waiting_until import wait_until

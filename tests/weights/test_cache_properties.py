@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from test_cache import LAYERS, NAMES, SIZE, TOTAL, Memory, content
 
 from everwarm.errors import ConfigError, RequestError
-from everwarm.weights.cache import WeightCache
+from everwarm.weights.cache.cache import WeightCache
 
 LEAST = TOTAL // LAYERS
 names = st.sampled_from(NAMES)

@@ -4,7 +4,7 @@ import gguf
 import numpy as np
 import pytest
 
-from everwarm.weights import codebooks
+from everwarm.weights.dequant import codebooks
 
 
 @pytest.mark.parametrize("name", ["IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"])

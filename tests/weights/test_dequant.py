@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everwarm.errors import ModelError
-from everwarm.weights import dequant
-from everwarm.weights.dequant import SUPPORTED, dequantize
+from everwarm.weights.dequant import dequant
+from everwarm.weights.dequant.dequant import SUPPORTED, dequantize
 from everwarm.weights.types import TensorType
 
 CLAIMED = {

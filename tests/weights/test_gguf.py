@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everwarm.errors import GGUFError
-from everwarm.weights.gguf import GGUFFile, NestedArray, NumberArray, StringArray, raw_bytes
-from everwarm.weights.gguf_strings import decode_strings
+from everwarm.weights.gguf.file import GGUFFile, NestedArray, NumberArray, StringArray, raw_bytes
+from everwarm.weights.gguf.strings import decode_strings
 from everwarm.weights.types import TensorType
 
 SCALARS = {

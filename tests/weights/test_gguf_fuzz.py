@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from everwarm.errors import GGUFError
-from everwarm.weights.gguf import GGUFFile
-from everwarm.weights.gguf_strings import string_starts
+from everwarm.weights.gguf.file import GGUFFile
+from everwarm.weights.gguf.strings import string_starts
 
 SEEDS = range(8)
 MUTATIONS_PER_SEED = 500

@@ -9,7 +9,7 @@ from handmade_gguf import ARRAY, STRING, array, gguf, pair, small_model, string,
 from hostile_gguf import assert_refused
 
 from everwarm.errors import GGUFError
-from everwarm.weights.gguf import GGUFFile
+from everwarm.weights.gguf.file import GGUFFile
 
 
 def test_missing_file(tmp_path: Path) -> None:

@@ -22,10 +22,11 @@ from everwarm.cli import weights
 from everwarm.cli.app import run
 from everwarm.errors import PackError
 from everwarm.kernels.native import NativeBackend
-from everwarm.weights import identity, pack
-from everwarm.weights.gguf import GGUFFile
-from everwarm.weights.pack import Pack
-from everwarm.weights.source import FileSource, PackSource, packed_source
+from everwarm.weights.gguf.file import GGUFFile
+from everwarm.weights.pack import file as pack
+from everwarm.weights.pack import identity
+from everwarm.weights.pack.file import Pack
+from everwarm.weights.pack.source import FileSource, PackSource, packed_source
 from tiny import Tiny
 
 PROMPT = list(range(40, 90))

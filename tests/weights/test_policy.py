@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulator import Simulated
 
-from everwarm.bench.optimum import moe, optimum, scan, zipf
-from everwarm.weights.policy import HYSTERESIS, POLICIES, Item, LRUPolicy, PinnedPrefixPolicy, ValuePolicy
+from everwarm.bench.weights.optimum import moe, optimum, scan, zipf
+from everwarm.weights.cache.policy import HYSTERESIS, POLICIES, Item, LRUPolicy, PinnedPrefixPolicy, ValuePolicy
 
 # SmolLM2-135M Q4_1 as it lies in its pack: 272 tensors, 97 MB, a third of it in one of them.
 LAYER = {

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 import everwarm
-from everwarm.bench.optimum import optimum, zipf
-from everwarm.bench.weights import measure_access
-from everwarm.bench.weights_traces import StandIn
+from everwarm.bench.weights.optimum import optimum, zipf
+from everwarm.bench.weights.traces import StandIn
+from everwarm.bench.weights.weights import measure_access
 from everwarm.llm import LLM
-from everwarm.weights.cache import WeightCache
+from everwarm.weights.cache.cache import WeightCache
 
 pytestmark = pytest.mark.model
 

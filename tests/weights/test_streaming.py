@@ -9,10 +9,11 @@ import pytest
 import everwarm
 from everwarm.errors import EverwarmError, GGUFError, ModelError, PackError
 from everwarm.kernels.backend import Span
-from everwarm.weights import memory, pack
+from everwarm.weights import memory
+from everwarm.weights.cache.stats import Counts
 from everwarm.weights.memory import Buffers
-from everwarm.weights.pack import Pack
-from everwarm.weights.stats import Counts
+from everwarm.weights.pack import file as pack
+from everwarm.weights.pack.file import Pack
 from tiny import Tiny
 
 PROMPT = list(range(40, 60))

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulator import Clock
 
-from everwarm.weights.tracker import AccessTracker
+from everwarm.weights.cache.tracker import AccessTracker
 
 
 def tracker_and_clock(window_s: float = 16.0, buckets: int = 16) -> tuple[AccessTracker, Clock]:

@@ -83,9 +83,9 @@ def weights(
     as_json: Json = False,
 ) -> None:
     """The weight cache: first and later uses, every policy beside the best possible, speed, memory and disk."""
-    from everwarm.bench import weights as bench
-    from everwarm.bench import weights_plot
-    from everwarm.bench.weights_row import FORMS
+    from everwarm.bench.weights import plot as weights_plot
+    from everwarm.bench.weights import weights as bench
+    from everwarm.bench.weights.row import FORMS
     from everwarm.pull import resolve
 
     if form not in FORMS:
@@ -234,7 +234,7 @@ def _show_prefetch(report: Any) -> None:
 
 
 def _steadiness(found: Any) -> dict[str, Any]:
-    from everwarm.bench.weights import variation
+    from everwarm.bench.weights.weights import variation
 
     requests = found.requests
     machine = [one.machine for one in requests if one.machine is not None]

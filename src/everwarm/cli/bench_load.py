@@ -19,7 +19,7 @@ from everwarm.setting_kinds import Given
 from everwarm.settings import Settings
 
 if TYPE_CHECKING:
-    from everwarm.bench.load import Tell
+    from everwarm.bench.load.load import Tell
 
 
 def load(
@@ -42,8 +42,9 @@ def load(
     as_json: Json = False,
 ) -> None:
     """Conversations of many agents at once, as streaming clients see them: waiting, speed, cache hits, stalls."""
-    from everwarm.bench import load as bench
-    from everwarm.bench import load_plot, load_report
+    from everwarm.bench.load import load as bench
+    from everwarm.bench.load import plot as load_plot
+    from everwarm.bench.load import report as load_report
     from everwarm.pull import resolve
 
     if (model is None) == (url is None):

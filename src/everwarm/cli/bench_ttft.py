@@ -47,8 +47,9 @@ def ttft(
     as_json: Json = False,
 ) -> None:
     """Time to first token of the same question: cold, warm (from disk), hot (in memory), and after a restart."""
-    from everwarm.bench import ttft as bench
-    from everwarm.bench import ttft_plot, ttft_report
+    from everwarm.bench.ttft import plot as ttft_plot
+    from everwarm.bench.ttft import report as ttft_report
+    from everwarm.bench.ttft import ttft as bench
     from everwarm.pull import resolve
 
     asked_states = list(dict.fromkeys(states.split(",")))
@@ -97,7 +98,7 @@ def _over_http(
     model: str | None, url: str | None, contexts: list[int], runs: int, states: list[str], suffix: int, answer: int,
     settings: dict[str, Given], as_json: bool,
 ) -> None:  # fmt: skip
-    from everwarm.bench import ttft_http
+    from everwarm.bench.ttft import http as ttft_http
     from everwarm.pull import resolve
 
     if url is not None:
@@ -128,7 +129,7 @@ def validate(
     min_speedup: Annotated[float, typer.Option(help="How much faster than cold warm and restart must be.")] = 1.5,
 ) -> None:
     """Exit with 1, naming each context, unless every warm and restart of a result is so much faster than cold."""
-    from everwarm.bench.ttft_report import read_result, too_slow
+    from everwarm.bench.ttft.report import read_result, too_slow
 
     slow = too_slow(read_result(result), min_speedup, lambda sentence: out.print(sentence, markup=False))
     for sentence in slow:

@@ -40,7 +40,7 @@ def inspect(
 ) -> None:
     """What a model file holds: metadata, tensor types, sizes. Works for architectures that can't be run, too."""
     from everwarm.pull import resolve
-    from everwarm.weights.gguf import GGUFFile
+    from everwarm.weights.gguf.file import GGUFFile
 
     path = resolve(model, config.home())
     with GGUFFile(path) as file:
@@ -74,8 +74,8 @@ def inspect(
 def _budget(file: Any, weight_budget: str) -> dict[str, int] | None:
     """What the budget would mean with native kernels; None if they have no form for some tensor."""
     from everwarm import kernels
-    from everwarm.weights.plan import plan_budget
-    from everwarm.weights.source import FileSource
+    from everwarm.weights.cache.plan import plan_budget
+    from everwarm.weights.pack.source import FileSource
 
     try:
         budget = parse_size(weight_budget)

@@ -12,7 +12,7 @@ from everwarm import config
 from everwarm.cli.console import err, human_bytes, out, print_json
 from everwarm.cli.options import Json
 from everwarm.errors import ConfigError, PackError
-from everwarm.weights.pack import Pack
+from everwarm.weights.pack.file import Pack
 
 app = typer.Typer(help="Packs: weights on disk in the form that the kernels eat.", no_args_is_help=True)
 

@@ -10,7 +10,7 @@ from everwarm.kv.store import AgentStore
 from everwarm.model.transformer import Transformer
 from everwarm.text.tokenizer import Tokenizer
 from everwarm.waiting import Line
-from everwarm.weights.cache import WeightCache
+from everwarm.weights.cache.cache import WeightCache
 
 
 @dataclass(frozen=True, slots=True)

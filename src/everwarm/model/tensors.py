@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 from everwarm.errors import ModelError
 from everwarm.model.spec import LayerSpec, ModelConfig
-from everwarm.weights.dequant import SUPPORTED
-from everwarm.weights.gguf import TensorInfo
+from everwarm.weights.dequant.dequant import SUPPORTED
+from everwarm.weights.gguf.file import TensorInfo
 
 EMBEDDING = "token_embd.weight"
 OUTPUT = "output.weight"

@@ -14,7 +14,7 @@ from everwarm.model import tensors
 from everwarm.model.numerics import numerics_id
 from everwarm.model.rope import make_rope
 from everwarm.model.spec import AttentionSpec, FeedForwardSpec, ModelConfig
-from everwarm.weights.cache import WeightCache
+from everwarm.weights.cache.cache import WeightCache
 
 __all__ = ["KV", "Span", "Transformer"]
 

@@ -1,0 +1,1 @@
+"""`everwarm bench load`: many agents at once."""

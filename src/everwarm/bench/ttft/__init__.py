@@ -1,0 +1,1 @@
+"""`everwarm bench ttft`: time to first token, cold, warm, hot and after a restart."""

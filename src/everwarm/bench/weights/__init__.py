@@ -1,0 +1,1 @@
+"""`everwarm bench weights`: what the weight cache does under a budget."""

@@ -1,0 +1,1 @@
+"""The weight cache: tensors by name, under a byte budget."""

@@ -1,0 +1,1 @@
+"""GGUF files, memory-mapped and bounds-checked."""
