@@ -517,10 +517,12 @@ def test_a_pause_does_not_empty_the_window() -> None:
             scan(cache)
             now[0] += 2.0
     cache.optimize()
-    hot, kept = cache.tracker.hot(1.0), set(cache._kept.ready)
+    counts = {name: cache.tracker.count(name) for name in NAMES}
+    kept = set(cache._kept.ready)
     now[0] += 3600.0
     cache.optimize()
-    assert cache.tracker.hot(1.0) == hot == NAMES
+    assert {name: cache.tracker.count(name) for name in NAMES} == counts
+    assert min(counts.values()) > 0
     assert set(cache._kept.ready) == kept
     assert cache.stats().window.uses == 4 * len(NAMES)
 

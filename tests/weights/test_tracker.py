@@ -76,7 +76,7 @@ def test_a_long_pause_empties_the_window() -> None:
     tracker, clock = tracker_and_clock()
     one_pass(tracker, clock, "ab")
     one_pass(tracker, clock, "", takes_s=1000)
-    assert (tracker.count("a"), tracker.rate("a"), tracker.hot(), tracker.per_layer(lambda _: 0)) == (0, 0.0, [], {})
+    assert (tracker.count("a"), tracker.rate("a")) == (0, 0.0)
 
 
 def test_the_rate_is_per_second_since_the_start_until_the_window_is_full() -> None:
@@ -134,34 +134,6 @@ def test_a_lasting_change_of_build_time_is_followed() -> None:
     assert tracker.seconds("a") == pytest.approx(25, rel=0.05)
 
 
-@pytest.mark.parametrize(
-    ("share", "names"), [(0.0, ""), (0.4, "b"), (0.41, "ba"), (0.7, "ba"), (0.71, "bac"), (1.0, "bacd"), (2.0, "bacd")]
-)
-def test_hot_names_are_the_fewest_that_make_up_the_share(share: float, names: str) -> None:
-    tracker, clock = tracker_and_clock()
-    one_pass(tracker, clock, "abacb")
-    one_pass(tracker, clock, "bdbca")
-    assert "".join(tracker.hot(share)) == names
-
-
-def test_names_as_hot_as_each_other_come_in_the_order_of_their_first_access() -> None:
-    tracker, clock = tracker_and_clock()
-    one_pass(tracker, clock, "cab")
-    one_pass(tracker, clock, "abcd")
-    assert tracker.hot(1.0) == ["c", "a", "b", "d"]
-
-
-def test_accesses_per_layer() -> None:
-    tracker, clock = tracker_and_clock()
-    for name in ("token_embd", "blk.2.ffn", "blk.0.ffn", "blk.0.attn", "blk.0.attn"):
-        tracker.record(name)
-    one_pass(tracker, clock, "")
-    assert list(tracker.per_layer(lambda name: int(name[4]) if name.startswith("blk.") else None).items()) == [
-        (0, 3),
-        (2, 1),
-    ]
-
-
 @given(
     st.lists(st.tuples(st.text("abc", max_size=5), st.floats(0, 7)), max_size=60),
     st.floats(1, 30),
@@ -180,7 +152,6 @@ def test_nothing_is_lost_within_the_window_and_nothing_stays_a_bucket_longer(
         for name in "abc":
             assert inside[name] <= tracker.count(name) <= nearly[name]
             assert tracker.last_use(name) == max((at for at, other in happened if other == name), default=None)
-        assert set(tracker.hot(1.0)) == {name for name in "abc" if tracker.count(name)}
 
 
 @pytest.fixture
@@ -202,8 +173,8 @@ def test_threads_may_record_tick_and_read_at_once() -> None:
         tracker.record(f"t{next(numbers)}")
 
     def read() -> None:
-        tracker.hot()
-        tracker.per_layer(lambda _: 0)
+        tracker.rate("a")
+        tracker.count("a")
 
     def again_and_again(action: Callable[[], None]) -> None:
         while time.monotonic() < stop:

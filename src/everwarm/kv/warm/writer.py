@@ -25,10 +25,6 @@ class Writer:
         self._thread: threading.Thread | None = None
 
     @property
-    def queued_bytes(self) -> int:
-        return self._bytes
-
-    @property
     def busy(self) -> bool:
         """Whether something waits to be written, or is being written."""
         return self._pending > 0

@@ -117,27 +117,6 @@ class AccessTracker:
         """What building it takes, on average; None if it was never built."""
         return self._seconds.get(name)
 
-    def hot(self, share: float = 0.9) -> list[str]:
-        """The fewest names that together make up `share` of all accesses: most accessed first, then first come."""
-        counts = self._counts()
-        wanted = share * sum(counts.values()) * (1 - 1e-12)  # 0.7 * 10 is more than 7
-        names: list[str] = []
-        for name in sorted(counts, key=counts.__getitem__, reverse=True):
-            if wanted <= 0:
-                break
-            names.append(name)
-            wanted -= counts[name]
-        return names
-
-    def per_layer(self, layer_of: Callable[[str], int | None]) -> dict[int, int]:
-        """Accesses by layer, in order; names that belong to no layer are left out."""
-        layers: dict[int, int] = {}
-        for name, count in self._counts().items():
-            layer = layer_of(name)
-            if layer is not None:
-                layers[layer] = layers.get(layer, 0) + count
-        return dict(sorted(layers.items()))
-
     def _add(self, accesses: dict[str, int], now: float) -> None:
         if not self._buckets or now - self._buckets[-1].start >= self._bucket_s:
             self._buckets = (*self._buckets, _Bucket(now, now, accesses))
@@ -145,13 +124,6 @@ class AccessTracker:
         newest = self._buckets[-1]
         newest.end = now
         _add(newest.counts, accesses)
-
-    def _counts(self) -> dict[str, int]:
-        """Accesses in the window, names in the order of their first."""
-        counts: dict[str, int] = {}
-        for bucket in self._buckets:
-            _add(counts, bucket.counts.copy())  # a tick may be adding to the newest
-        return counts
 
 
 def _add(total: dict[str, int], counts: dict[str, int]) -> None:
