@@ -17,9 +17,10 @@ from pathlib import Path
 import numpy as np
 
 from everwarm.kernels.native import NativeBlocks
-from everwarm.kv.disk import ModelIds
+from everwarm.kv.disk.directory import DirectoryStore
+from everwarm.kv.ids import ModelIds
+from everwarm.kv.index.index import Index
 from everwarm.kv.layout import Group, Layout
-from everwarm.kv.pool import BlockPool
 from everwarm.kv.store import AgentStore
 from everwarm.types import Run
 
@@ -30,7 +31,9 @@ def open_store(root: Path, token_bytes: int, budget: int | None) -> AgentStore:
     memory = NativeBlocks(token_bytes // (4 * HEAD_DIM), 1, HEAD_DIM, "f16")
     group = Group("full", memory.block_bytes, HEAD_DIM, HEAD_DIM, "f16", memory.block_bytes)
     ids = ModelIds("w" * 64, "n" * 64, Layout(memory.block_tokens, (group,)), "none", "f16")
-    return AgentStore(BlockPool(memory, budget), ids, root, quota=1 << 40, restore="always", durability="async")
+    return AgentStore(
+        Index(memory, budget), ids, DirectoryStore(root), quota=1 << 40, restore="always", durability="async"
+    )
 
 
 def talk(store: AgentStore, agent: str, tokens: list[int]) -> None:
@@ -40,8 +43,8 @@ def talk(store: AgentStore, agent: str, tokens: list[int]) -> None:
         while turn.kv.length < len(tokens):
             end = min(turn.kv.length + 512, len(tokens))
             turn.kv.reserve(end)
-            for block in turn.kv.blocks[turn.kv.length // store.pool.block_tokens :]:
-                store.pool.read(block)[:] = tokens[-1] % 251
+            for block in turn.kv.blocks[turn.kv.length // store.index.pool.block_tokens :]:
+                store.index.pool.read(block)[:] = tokens[-1] % 251
             turn.kv.length = end
             turn.seal_full()
         turn.commit((Run("x" * (4 * len(tokens)), False, len(tokens)),))
@@ -93,7 +96,7 @@ def main() -> None:
         started = time.perf_counter()
         store = open_store(root, asked.token_bytes, asked.budget_mib << 20)
         figures["scan_s"] = time.perf_counter() - started
-        figures |= {"agents": len(store.agents), "blocks": len(store.warm.recency)}
+        figures |= {"agents": len(store.agents.by_name), "blocks": len(store.index.warm)}
         store.close()
 
         root = Path(directory) / "forks"
@@ -101,10 +104,10 @@ def main() -> None:
         prefix = rng.integers(0, 49152, 4096 + 30).tolist()
         talk(store, "one", prefix)
         store.flush()
-        disk, ram = on_disk(root), store.pool.bytes_in_use
+        disk, ram = on_disk(root), store.index.pool.bytes_in_use
         for n in range(100):
             store.fork("one", f"fork {n}")
-        figures |= {"forks_disk_ratio": on_disk(root) / disk, "forks_ram_ratio": store.pool.bytes_in_use / ram}
+        figures |= {"forks_disk_ratio": on_disk(root) / disk, "forks_ram_ratio": store.index.pool.bytes_in_use / ram}
         counted = dict(store.counters)
         history = prefix
         for _ in range(20):
@@ -112,10 +115,10 @@ def main() -> None:
             talk(store, "one", history)
         store.flush()
         new = {name: store.counters[name] - counted.get(name, 0) for name in store.counters}
-        file = store.disk.block_file_bytes  # type: ignore[union-attr]
+        file = store.warm.block_bytes  # type: ignore[union-attr]
         figures["blocks_per_10_token_turn"] = (new["saved_bytes"] + new.get("saved_tail_bytes", 0)) / file / 20
         figures["write_amplification"] = (
-            new["saved_bytes"] / (len(history) // 64 - len(prefix) // 64) / store.pool.block_bytes
+            new["saved_bytes"] / (len(history) // 64 - len(prefix) // 64) / store.index.pool.block_bytes
         )
         figures["tail_bytes_per_turn"] = new.get("saved_tail_bytes", 0) / 20
         figures["manifest_bytes_per_turn"] = new["manifest_bytes"] / 20

@@ -21,9 +21,11 @@ import numpy as np
 
 from everwarm import config
 from everwarm.kv.chain import Key, token_bytes
-from everwarm.kv.disk import BlockName, DirectoryStore, ModelIds
+from everwarm.kv.disk.directory import DirectoryStore
+from everwarm.kv.ids import ModelIds
 from everwarm.kv.layout import Group, Layout
-from everwarm.kv.restore import READERS
+from everwarm.kv.warm.blocks import BlockName, ModelBlocks
+from everwarm.kv.warm.restore import READERS
 
 SIZES = (32, 64, 128, 256)
 
@@ -34,7 +36,9 @@ class Case:
     def __init__(self, root: Path, block_tokens: int, per_token: int, context: int) -> None:
         self.block_tokens, self.block_bytes = block_tokens, block_tokens * per_token
         layout = Layout(block_tokens, (Group("full", 1, 1, 1, "f16", self.block_bytes),))
-        self.store = DirectoryStore(root, ModelIds("w" * 64, f"{block_tokens:064}", layout, "synthetic", "f16"))
+        place = DirectoryStore(root)
+        place.lock().release()
+        self.store = ModelBlocks(place, ModelIds("w" * 64, f"{block_tokens:064}", layout, "synthetic", "f16"))
         self.store.prepare()
         draw = np.random.default_rng(block_tokens)
         self.names = [
@@ -47,11 +51,11 @@ class Case:
 
     def write(self) -> None:
         for name in self.names:
-            self.store.delete(name.key)
+            self.store.delete(name.id)
         started = time.perf_counter()
         for name, data in zip(self.names, self.memory, strict=True):
             self.store.put(name, [data])
-        self.store.sync_blocks()
+        self.store.sync()
         self.write_s.append(time.perf_counter() - started)
 
     def read(self, readers: ThreadPoolExecutor) -> None:

@@ -20,11 +20,13 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
-from everwarm.kv.chain import child_key, root_key, token_bytes
-from everwarm.kv.disk import BlockName, DirectoryStore, ModelIds
+from everwarm.kv.chain import child_key, token_bytes
+from everwarm.kv.disk.directory import DirectoryStore
+from everwarm.kv.ids import ModelIds
 from everwarm.kv.manifest import Manifest
-from everwarm.kv.owner import Tenants
 from everwarm.kv.store import AgentStore
+from everwarm.kv.warm.blocks import BlockName, ModelBlocks
+from everwarm.kv.warm.tenants import Tenants
 from everwarm.types import Run
 from kv.fake import BLOCK_TOKENS, TOKEN_BYTES, model_ids, open_store, talk
 from kv.simulated_disk import UnsyncedFiles
@@ -37,15 +39,16 @@ TURNS = 30
 def fill(root: Path, ids: ModelIds, blocks: int) -> None:
     """Agents with so many blocks in all, as files."""
     files = UnsyncedFiles()
-    disk = DirectoryStore(root, ids, files)
-    root.mkdir(parents=True, exist_ok=True)
+    place = DirectoryStore(root, files)
+    place.lock().release()
+    disk = ModelBlocks(place, ids)
     disk.prepare()
-    salt = Tenants(root, files, True, Counter()).salt("default")
+    salt = Tenants(place, True, Counter()).salt("default")
     data = np.zeros(BLOCK_TOKENS * TOKEN_BYTES, np.uint8)
     for number in range(blocks // BLOCKS_PER_AGENT):
         tokens = [number + 1] * BLOCK_TOKENS * BLOCKS_PER_AGENT
         spelt, keys = token_bytes(tokens), []
-        parent = root_key(salt, ids.layout.digest, ids.weights_id, ids.numerics_id)
+        parent = ids.root(salt)
         for at in range(0, len(spelt), 4 * BLOCK_TOKENS):
             part = spelt[at : at + 4 * BLOCK_TOKENS]
             key = child_key(parent, part)
@@ -57,7 +60,7 @@ def fill(root: Path, ids: ModelIds, blocks: int) -> None:
             "f16", np.array(tokens, np.uint32), len(tokens), tuple(keys), (Run("x" * 100, False, len(tokens)),),
             created=1.0, used=float(number),
         )  # fmt: skip
-        disk.commit(manifest, lambda size: None)
+        disk.commit(manifest, 0, lambda size: None)
 
 
 def turn_ms(store: AgentStore, name: str) -> list[float]:
@@ -75,13 +78,13 @@ def measure(blocks: int, root: Path) -> dict[str, float]:
     fill(root / "own", model_ids(), blocks)
     store = open_store(root / "own", files=UnsyncedFiles(), quota=1 << 40)
     figures = {"quota_far_ms": statistics.median(turn_ms(store, "far"))}
-    store.warm.quota = store.warm.bytes + store.warm.other_bytes
+    store.shared.quota = store.warm.bytes + store.shared.other_bytes
     figures["quota_full_ms"] = statistics.median(turn_ms(store, "full"))
     store.close()
 
     store = open_store(root / "hot", files=UnsyncedFiles(), quota=1 << 40, budget_blocks=blocks)
-    while store.pool.in_use < blocks - 200:
-        talk(store, f"filler {store.pool.in_use}", [store.pool.in_use] * BLOCK_TOKENS * 100)
+    while store.index.pool.in_use < blocks - 200:
+        talk(store, f"filler {store.index.pool.in_use}", [store.index.pool.in_use] * BLOCK_TOKENS * 100)
     store.flush()
     turn_ms(store, "last")
     figures["memory_full_ms"] = statistics.median(turn_ms(store, "full"))
@@ -89,7 +92,7 @@ def measure(blocks: int, root: Path) -> dict[str, float]:
 
     fill(root / "other", model_ids(weights="o" * 64), blocks)
     store = open_store(root / "other", files=UnsyncedFiles(), quota=1 << 40)
-    store.warm.quota = store.warm.bytes + store.warm.other_bytes
+    store.shared.quota = store.warm.bytes + store.shared.other_bytes
     taken = turn_ms(store, "beside another model")
     figures |= {"other_model_first_ms": taken[0], "other_model_ms": statistics.median(taken[1:])}
     store.close()

@@ -35,12 +35,14 @@ from everwarm.events import End, Event
 from everwarm.generation import Drafter, Generation, Message, Request, Runtime
 from everwarm.generation.generation import LONG_TEXT
 from everwarm.kv.agent import check_name
-from everwarm.kv.disk import ModelIds
+from everwarm.kv.disk.directory import DirectoryStore
+from everwarm.kv.ids import ModelIds
+from everwarm.kv.index.index import Index
+from everwarm.kv.index.pool import SequenceKV
 from everwarm.kv.layout import Group, Layout
-from everwarm.kv.others import room_for
-from everwarm.kv.pool import BlockPool, SequenceKV
 from everwarm.kv.receipt import Receipt
 from everwarm.kv.store import AgentStore
+from everwarm.kv.warm.blockstore import most_bytes
 from everwarm.model import tensors
 from everwarm.model.config import read_config
 from everwarm.model.spec import ModelConfig
@@ -195,11 +197,11 @@ class LLM:
             if first:
                 self._check.join()
         self.model = Transformer(self.config, self.weights, self.backend)
-        self._pool = BlockPool(blocks)
+        self._index = Index(blocks)
         self._settings = settings
         self._agents: AgentStore | None = None
         self._engine: Engine | None = None
-        self.admission = Admission(Budget(self._pool, MOST_RUNNING))
+        self.admission = Admission(Budget(self._index, MOST_RUNNING))
         self._opening = threading.Lock()
         self._template: ChatTemplate | TemplateError | None = None
         self._long_texts: Line[None] = Line()
@@ -278,20 +280,20 @@ class LLM:
         said = {name: value.value for name, value in self._settings.items()}
         kv_type = self.backend.kv_type
         shape, width = self.model.kv_shape, self.model.kv_shape.kv_heads * self.model.kv_shape.head_dim
-        group = Group("full", shape.layers, width, width, kv_type, self._pool.block_bytes)
-        root = config.home() / "agents" if said["warm"] == "on" else None
-        self._pool.resize(_bytes(said["kv_budget"], available_bytes))
+        group = Group("full", shape.layers, width, width, kv_type, self._index.block_bytes)
+        store = DirectoryStore(config.home() / "agents")
+        self._index.resize(_bytes(said["kv_budget"], available_bytes))
         return AgentStore(
-            self._pool,
+            self._index,
             ModelIds(
                 weights_id(self._file, config.home()),
                 self.model.numerics_id,
-                Layout(self._pool.block_tokens, (group,)),
+                Layout(self._index.block_tokens, (group,)),
                 self.config.name,
                 kv_type,
             ),
-            root,
-            quota=_bytes(said["warm_quota"], lambda: room_for(config.home() / "agents")),
+            store if said["warm"] == "on" else None,
+            quota=_bytes(said["warm_quota"], lambda: most_bytes(store)),
             most_age_s=86400.0 * int(str(said["warm_age"])),
             durability=str(said["durability"]),
             restore=str(said["restore"]),
@@ -326,7 +328,7 @@ class LLM:
             control_ids=self.control_ids,
             long_texts=self._long_texts,
             store=self.agents if store else None,
-            pool=self._pool,
+            index=self._index,
             admission=self.admission,
             engine=self.engine,
             model=self.model,
@@ -343,7 +345,7 @@ class LLM:
 
     def new_kv(self) -> SequenceKV:
         """An empty KV cache of the model's own, which no agent owns."""
-        return SequenceKV(self._pool, self.config.context)
+        return self._index.sequence(self.config.context)
 
     def segments(
         self,
@@ -536,7 +538,7 @@ class LLM:
         """Perplexity of a text, in windows of `window` tokens."""
         ids = self.tokenizer.encode(text, add_bos=self.tokenizer.add_bos)
         return score(
-            self.model, self._pool, ids, min(SCORE_WINDOW, self.config.context) if window is None else window, progress
+            self.model, self._index, ids, min(SCORE_WINDOW, self.config.context) if window is None else window, progress
         )
 
     @property

@@ -14,7 +14,7 @@ from everwarm.bench.ttft import PeerRun, _check_answers
 from everwarm.bench.ttft_child import PAIRS, Measured, Setup, _check
 from everwarm.bench.ttft_report import exponent, summarise
 from everwarm.errors import StoreError
-from everwarm.kv.restore import READERS
+from everwarm.kv.warm.restore import READERS
 from everwarm.llm import load
 from tiny import Tiny
 

@@ -13,8 +13,10 @@ import pytest
 
 from everwarm.cli.app import run
 from everwarm.errors import StoreError
-from everwarm.kv.inventory import lock
+from everwarm.kv.disk.directory import DirectoryStore
 from everwarm.kv.store import AgentStore
+from everwarm.kv.tools.export import export_agent
+from everwarm.kv.tools.import_ import import_agent
 from everwarm.llm import load
 from everwarm.types import Run
 from kv.fake import model_ids, open_store, talk
@@ -72,7 +74,7 @@ class TestLooking:
 
     @pytest.fixture(autouse=True)
     def held(self, root: Path) -> Iterator[None]:
-        held = lock(root)
+        held = DirectoryStore(root).lock()
         yield
         held.release()
 
@@ -222,7 +224,7 @@ class TestMoving:
     def test_the_model_that_is_needed_is_named(self, cli: Cli, tmp_path: Path) -> None:
         there = open_store(tmp_path / "there", ids=Q8)
         talk(there, "alice", HISTORY)
-        there.export("alice", tmp_path / "file")
+        export_agent(there, "alice", tmp_path / "file")
         there.close()
         code, _, err = cli("import", tmp_path / "file")
         assert (code, err.count("\n")) == (2, 1)
@@ -325,7 +327,7 @@ def test_an_imported_agent_answers_exactly_as_at_home(
     assert away == at_home  # tokens, texts and logarithms of probabilities
     assert told.tokens_digest == receipt.tokens_digest
     with load(tmp_path / "tiny.gguf", threads=1) as llm:
-        ids = llm.agents.manifest(llm.agents.find("alice")).tokens
+        ids = llm.agents.histories.manifest(llm.agents.find("alice")).tokens
         cold = list(llm.stream(tokens=[int(i) for i in ids[:-12]], cache=False, max_tokens=12, ignore_eos=True))
     assert [event.token for event in cold[:-1]] == [event.token for event in away]
 
@@ -336,7 +338,7 @@ def test_only_a_trusted_import_is_shared(
 ) -> None:
     there = open_store(tmp_path / "there")
     talk(there, "alice", HISTORY)
-    there.export("alice", tmp_path / "file")
+    export_agent(there, "alice", tmp_path / "file")
     there.close()
     open_store(home / "agents").close()
     assert cli("import", tmp_path / "file", *(["--trust"] if trust else []))[0] == 0
@@ -349,7 +351,7 @@ def test_a_store_of_someone_else_is_one_line(cli: Cli, root: Path, monkeypatch: 
     def refuse(self: object, path: Path) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("everwarm.kv.inventory.StoreLock.__init__", refuse)
+    monkeypatch.setattr("everwarm.kv.disk.lock.StoreLock.__init__", refuse)
     for arguments in (("rm", "alice"), ("gc",), ("verify", "--repair")):
         code, out, err = cli(*arguments)
         assert (code, out, err.count("\n")) == (2, "", 1)
@@ -375,10 +377,10 @@ def test_python_can_export_and_import(home: Path, tmp_path: Path) -> None:
     with load(tmp_path / "tiny.gguf", threads=1) as llm:
         llm.generate("Hello", agent="alice", max_tokens=3)
         assert isinstance(llm.agents, AgentStore)
-        moved = llm.agents.export("alice", tmp_path / "alice")
-        assert llm.agents.import_(tmp_path / "alice", "bob").tokens == moved.tokens
+        moved = export_agent(llm.agents, "alice", tmp_path / "alice")
+        assert import_agent(llm.agents, tmp_path / "alice", "bob").tokens == moved.tokens
         with pytest.raises(StoreError, match="exists already"):
-            llm.agents.import_(tmp_path / "alice")
+            import_agent(llm.agents, tmp_path / "alice")
         assert llm.generate("Hello", agent="bob", max_tokens=3).receipt.match == "exact"
 
 
@@ -391,7 +393,7 @@ def test_tokens_beyond_the_vocabulary_are_refused_by_a_loaded_model_and_ignored_
     first = [{"role": "user", "content": "Tell me a story."}]
     with load(tmp_path / "tiny.gguf", threads=1) as llm:
         llm.generate(messages=first, agent="alice", max_tokens=8, ignore_eos=True)
-        llm.agents.export("alice", tmp_path / "file")
+        export_agent(llm.agents, "alice", tmp_path / "file")
 
     def lie(said: dict[str, str], tensors: dict[str, np.ndarray]) -> None:
         tensors["tokens"] = tensors["tokens"].copy()
@@ -400,7 +402,7 @@ def test_tokens_beyond_the_vocabulary_are_refused_by_a_loaded_model_and_ignored_
     craft(tmp_path / "file", lie)
     with load(tmp_path / "tiny.gguf", threads=1) as llm:
         with pytest.raises(StoreError, match=f"token {token:,} is not in the model's vocabulary of 260"):
-            llm.agents.import_(tmp_path / "file", "bob")
+            import_agent(llm.agents, tmp_path / "file", "bob")
         with pytest.raises(StoreError, match="no such agent"):
             llm.agents.find("bob")
     assert cli("import", tmp_path / "file", "--as", "bob")[0] == 0

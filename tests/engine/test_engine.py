@@ -44,18 +44,18 @@ def test_when_memory_runs_out_a_sequence_goes_to_disk_and_comes_back(tiny_path: 
     with everwarm.load(tiny_path) as llm:
         block = llm.new_kv().pool.block_bytes
     with everwarm.load(tiny_path, kv_budget=14 * block) as llm, ThreadPoolExecutor(6) as threads:
-        llm.agents.pool.index_bytes = lambda: 0
+        llm.agents.index.pool.index_bytes = lambda: 0
         answers = list(threads.map(lambda p: llm.generate(p, max_tokens=300, ignore_eos=True).tokens, prompts))
         assert llm.engine.preemptions > 0
         assert answers == expected
-        assert llm.agents.pool.in_use <= 14
+        assert llm.agents.index.pool.in_use <= 14
 
 
 def test_one_that_can_never_fit_is_refused_and_others_go_on(tiny_path: Path) -> None:
     with everwarm.load(tiny_path) as llm:
         block = llm.new_kv().pool.block_bytes
     with everwarm.load(tiny_path, kv_budget=4 * block) as llm:
-        llm.agents.pool.index_bytes = lambda: 0
+        llm.agents.index.pool.index_bytes = lambda: 0
         with pytest.raises(CapacityError, match="--kv-budget"):
             llm.generate("y" * 1000, max_tokens=5)
         with pytest.raises(CapacityError, match="--kv-budget"):
@@ -82,7 +82,7 @@ def test_a_listener_that_leaves_frees_its_memory(tiny_path: Path) -> None:
             events = llm.stream(f"{number} Hello" * 10, max_tokens=100, ignore_eos=True, cache=False)
             next(events)
             events.close()
-        wait_until(lambda: not llm.engine.running and not llm.agents.pool.in_use)
+        wait_until(lambda: not llm.engine.running and not llm.agents.index.pool.in_use)
 
 
 def test_turns_of_one_agent_come_one_after_the_other(tiny_path: Path) -> None:
@@ -139,11 +139,11 @@ def test_pinned_agents_make_room_when_nothing_else_can(tiny_path: Path) -> None:
     prompts = [f"{number} tells a story" * 20 for number in range(4)]
     expected = alone(tiny_path, prompts, max_tokens=100)
     with everwarm.load(tiny_path, kv_budget=14 * block) as llm, ThreadPoolExecutor(4) as threads:
-        llm.agents.pool.index_bytes = lambda: 0
+        llm.agents.index.pool.index_bytes = lambda: 0
         for name in ("a", "b"):
             llm.generate(name * 380, agent=name, max_tokens=10, ignore_eos=True)
             llm.agents.pin(name)
-        assert llm.agents.pool.in_use > 10
+        assert llm.agents.index.pool.in_use > 10
         answers = list(threads.map(lambda p: llm.generate(p, max_tokens=100, ignore_eos=True).tokens, prompts))
         assert answers == expected
         back = llm.generate("a" * 380 + "!", agent="a", max_tokens=5, ignore_eos=True, temperature=0.0)

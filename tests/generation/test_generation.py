@@ -71,7 +71,7 @@ def test_an_iterator_in_a_cycle_is_collected_on_the_engines_thread(llm: LLM) -> 
 
 def test_an_iterator_is_closed_by_a_thread_that_holds_every_lock(llm: LLM) -> None:
     events = begun(llm, "alice")
-    with llm.agents.lock:
+    with llm.agents.index.lock:
         locked = threading.Thread(target=events.close)
         locked.start()
         locked.join(60)
@@ -85,8 +85,8 @@ def test_memory_and_turn_of_an_abandoned_answer_are_given_back(llm: LLM) -> None
         events.close()
         assert llm.generate("another", max_tokens=3, ignore_eos=True, agent=agent or "bob").receipt.committed
     llm.agents.flush()
-    tree = [node.block for node in llm.agents.tree.nodes.values() if node.block is not None]
-    assert llm.agents.pool.in_use == len(tree)
+    tree = [node.block for node in llm.agents.index.tree.nodes.values() if node.block is not None]
+    assert llm.agents.index.pool.in_use == len(tree)
 
 
 def test_an_answer_that_is_over_but_was_not_read_to_its_end_is_given_back(llm: LLM) -> None:
@@ -108,4 +108,4 @@ def test_a_model_that_nobody_closed_is_closed_when_it_is_collected(
     assert not store.read_only
     del llm
     gc.collect()
-    wait_until(lambda: store._lock_file is None)
+    wait_until(lambda: store.shared._lease is None)

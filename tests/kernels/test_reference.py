@@ -5,7 +5,7 @@ import pytest
 
 from everwarm.kernels import reference as ops
 from everwarm.kernels.backend import KVShape
-from everwarm.kv.pool import BlockPool, SequenceKV
+from everwarm.kv.index.pool import BlockPool, SequenceKV
 
 
 def test_a_silu_gate_of_extreme_values_is_finite() -> None:

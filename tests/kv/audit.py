@@ -3,18 +3,19 @@
 from collections import Counter
 from collections.abc import Sequence
 
+from everwarm.kv.index.tree import Node
 from everwarm.kv.store import AgentStore
-from everwarm.kv.tree import Node
 from everwarm.kv.turn import Turn
+from kv import fake
 
 
 def audit(store: AgentStore, turns: Sequence[Turn] = ()) -> None:
     """Raises AssertionError. Nobody else uses the store meanwhile; `turns` are those that are open."""
-    nodes = [node for node in store.tree.nodes.values() if node.parent is not None]
+    nodes = [node for node in store.index.tree.nodes.values() if node.parent is not None]
     _audit_tree(store, nodes, turns)
     _audit_agents(store, nodes, turns)
     _audit_memory(store, nodes, turns)
-    if store.disk is not None and not store.read_only:
+    if store.warm is not None and not store.read_only:
         _audit_disk(store, nodes)
 
 
@@ -23,7 +24,7 @@ def _audit_tree(store: AgentStore, nodes: list[Node], turns: Sequence[Turn]) -> 
     for node in nodes:
         assert node.parent is not None
         assert node.claims == claims[id(node)], f"{node.claims} claims, {claims[id(node)]} by open turns"
-        assert store.tree.nodes[node.parent.key] is node.parent
+        assert store.index.tree.nodes[node.parent.key] is node.parent
         assert sum(child is node for child in node.parent.children) == 1
         assert node.children == sorted(node.children, key=lambda child: child.tokens)
         assert node.available or node.owned or node.children or node.claims or node.writing, "nothing speaks for it"
@@ -31,7 +32,7 @@ def _audit_tree(store: AgentStore, nodes: list[Node], turns: Sequence[Turn]) -> 
 
 
 def _audit_agents(store: AgentStore, nodes: list[Node], turns: Sequence[Turn]) -> None:
-    agents = list(store.agents.values())
+    agents = list(store.agents.by_name.values())
     for what, owners in (
         ("named", [agent for agent in agents if not agent.anonymous]),
         ("anonymous", [agent for agent in agents if agent.anonymous]),
@@ -44,13 +45,13 @@ def _audit_agents(store: AgentStore, nodes: list[Node], turns: Sequence[Turn]) -
         assert agent.waiting == talking[id(agent)], f"{agent.name}: {agent.waiting} turns"
         assert agent.talks == (talking[id(agent)] > 0)
         assert agent.generation or agent.unsaved or agent.waiting, f"{agent.name} has never said anything"
-    for (tenant, group, digest), agent in store.by_text.items():
-        assert store.agents[tenant, agent.name] is agent
+    for (tenant, group, digest), agent in store.agents.by_text.items():
+        assert store.agents.by_name[tenant, agent.name] is agent
         assert (agent.tenant, agent.group, agent.text_digest) == (tenant, group, digest)
 
 
 def _audit_memory(store: AgentStore, nodes: list[Node], turns: Sequence[Turn]) -> None:
-    pool = store.pool
+    pool = store.index.pool
     owners = Counter(node.block for node in nodes if node.block is not None)
     assert max(owners.values(), default=1) == 1, "two nodes with one block"
     hot = len(owners)
@@ -59,15 +60,14 @@ def _audit_memory(store: AgentStore, nodes: list[Node], turns: Sequence[Turn]) -
     assert dict(owners) == pool._owners, "blocks whose owners are counted wrongly"
     assert pool.memory.in_use == pool.in_use
     assert pool.most_blocks is None or pool.in_use <= pool.most_blocks
-    assert len(store.hot) == hot
-    assert all(node in store.hot for node in nodes if node.block is not None)
+    assert len(store.index.hot) == hot
+    assert all(node in store.index.hot for node in nodes if node.block is not None)
 
 
 def _audit_disk(store: AgentStore, nodes: list[Node]) -> None:
-    disk, warm = store.disk, store.warm
-    assert disk is not None
-    blocks = {path.stem: path.stat().st_size for path in disk.path.glob("blocks/*.safetensors") if path.name[0] != "."}
-    manifests = [path for path in disk.path.glob("manifests/*.safetensors") if path.name[0] != "."]
+    directory, warm = fake.directory(store), fake.warm(store)
+    blocks = {path.stem: path.stat().st_size for path in directory.glob("blocks/*.safetensors") if path.name[0] != "."}
+    manifests = [path for path in directory.glob("manifests/*.safetensors") if path.name[0] != "."]
     known = {node.key for node in nodes if node.on_disk}
     others = warm.garbage | warm.doomed
     assert not known & others, "a block that is in use would be deleted"
@@ -75,11 +75,12 @@ def _audit_disk(store: AgentStore, nodes: list[Node]) -> None:
     counted = {key.hex() for key in known | others}
     assert counted == set(blocks), f"{len(counted - blocks.keys())} missing, {len(blocks.keys() - counted)} unknown"
     # A doomed manifest may be gone already, though not for sure: it counts until that is sure.
-    gone = sum(size for who, size in warm.doomed_manifests.items() if not disk.manifest_path(*who).exists())
+    doomed = warm.manifests.doomed.items()
+    gone = sum(stored.size for who, stored in doomed if not fake.manifest_path(store, *who).exists())
     total = sum(blocks.values()) + sum(path.stat().st_size for path in manifests) + gone
     assert warm.bytes == total, f"{warm.bytes:,} bytes are counted, {total:,} are there"
-    assert len(warm.recency) == len(known)
-    assert all(node in warm.recency for node in nodes if node.on_disk)
+    assert len(store.index.warm) == len(known)
+    assert all(node in store.index.warm for node in nodes if node.on_disk)
     for node in nodes:
-        for queues in (store.hot, warm.recency):
+        for queues in (store.index.hot, store.index.warm):
             assert node not in queues or queues._rank_of[id(node)] == queues._rank(node), "in a queue of another rank"

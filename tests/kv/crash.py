@@ -91,13 +91,13 @@ class Lookout:
         audit(store)
         check_kv(store)
         store.close()
-        assert store.pool.in_use == 0
+        assert store.index.pool.in_use == 0
         shutil.rmtree(base)
 
 
 def check_kv(store: AgentStore) -> None:
     """What every agent's next turn finds is what computing would have given."""
-    for tenant, name in sorted(store.agents):
+    for tenant, name in sorted(store.agents.by_name):
         with store.open_turn(name, CAPACITY, tenant) as turn:
             prompt = [*turn.history.ids, 1]
             turn.acquire(prompt)

@@ -19,6 +19,7 @@ from pathlib import Path
 from everwarm.errors import AgentExistsError, CapacityError, StoreError, UnknownAgentError
 from everwarm.kv.receipt import Receipt
 from everwarm.kv.store import AgentStore
+from everwarm.kv.tools.import_ import import_agent
 from everwarm.types import Run
 from kv import fake
 from kv.audit import audit
@@ -47,7 +48,7 @@ class Crowd:
         self.files = HostileFiles(directory)
         self._clock = itertools.count(1000)
         self.store = self._open(self.files)
-        self.files.lock = self.store.lock
+        self.files.lock = self.store.index.lock
         self._numbers = itertools.count(1)
         self._view: dict[Who, State] = {}
         self._old: dict[Who, tuple[int, ...]] = {}  # agents that an expiry may take, unless they have spoken since
@@ -127,7 +128,7 @@ class Crowd:
                 path, tokens = draw.choice(self._exports)
                 with self._owned(copy):
                     trust = draw.random() < 0.5
-                    self._change(copy, State(tokens), lambda: self.store.import_(path, new, tenant, trust=trust))
+                    self._change(copy, State(tokens), lambda: import_agent(self.store, path, new, tenant, trust=trust))
             case "evict":
                 self.store.evict(name, tenant)
             case "warm":
@@ -136,7 +137,7 @@ class Crowd:
                 with self._owned(who):  # else it is not known which history it has
                     path = self.directory / f"export {next(self._numbers)}"
                     tokens = self._now(who).tokens
-                    self.store.export(name, path, tenant)
+                    fake.export_agent(self.store, name, path, tenant)
                     self._exports.append((path, tokens))
             case "expire":
                 self._expire()
@@ -172,9 +173,9 @@ class Crowd:
         group = draw.choice(["", "g"])
         with self.store.open_turn(None, CAPACITY, tenant, group=group) as turn:
             if draw.random() < 0.6:
-                with self.store.lock:
-                    digests = [key[2] for key in self.store.by_text if key[:2] == (tenant, group)]
-                self.store.continue_branch(turn, draw.sample(digests, min(2, len(digests))))
+                with self.store.index.lock:
+                    digests = [key[2] for key in self.store.agents.by_text if key[:2] == (tenant, group)]
+                turn.continue_branch(draw.sample(digests, min(2, len(digests))))
             known = list(turn.history.ids) if len(turn.history.ids) <= LONGEST else []
             tokens = self._say(turn, known, draw)
             if tokens is None:
@@ -213,18 +214,18 @@ class Crowd:
         """Agents that were not used for long; one that speaks meanwhile stays."""
         before = float(next(self._clock) - 150)
         for who, state in list(self._view.items()):
-            agent = self.store.agents.get(who)
+            agent = self.store.agents.by_name.get(who)
             if agent is not None and agent.used < before:  # pinned ones, too: they may be unpinned in time
                 self._old[who] = state.tokens
                 self._begun(who, ABSENT)
-        self.store.warm.expire(before)
+        self.store.expiry.remove_unused_since(before)
 
     def _change(self, who: Who, state: State, change: Callable[[], object]) -> None:
         number = self._begun(who, state)
         try:
             change()
         except StoreError as error:
-            if state != ABSENT or who in self.store.agents or isinstance(error, UnknownAgentError):
+            if state != ABSENT or who in self.store.agents.by_name or isinstance(error, UnknownAgentError):
                 raise
             self.counts["removed, but for some blocks"] += 1
         self.files.mark(Acknowledged(number))
@@ -234,7 +235,7 @@ class Crowd:
 
     def _now(self, who: Who, found: list[int] | None = None) -> State:
         """What is known of an agent that this thread owns. An expiry may have taken it."""
-        gone = who not in self.store.agents if found is None else not found
+        gone = who not in self.store.agents.by_name if found is None else not found
         if gone and who in self._view and self._old.get(who) == self._view[who].tokens:
             del self._view[who], self._old[who]
         return self._view.get(who, ABSENT)
@@ -274,14 +275,14 @@ class Crowd:
         named = {who: state for who, state in found.items() if who[1] in NAMES or who[1] in COPIES}
         assert named == {who: state for who, state in self._view.items() if state != ABSENT}
         audit(self.store)
-        assert self.store.warm.bytes + self.store.warm.other_bytes <= self.setting.quota
+        assert self.store.warm.bytes + self.store.shared.other_bytes <= self.setting.quota
         self._look_after_crashes(crashes)
         self.store.close()
-        assert self.store.pool.in_use == self.store.pool.memory.in_use == 0
-        saved = {who for who, agent in self.store.agents.items() if agent.unsaved is None}
+        assert self.store.index.pool.in_use == self.store.index.pool.memory.in_use == 0
+        saved = {who for who, agent in self.store.agents.by_name.items() if agent.unsaved is None}
         assert len(saved) == len(found) or self.setting.quota_blocks is not None
         reopened = self._open(HostileFiles(self.directory))
-        assert (reopened.read_only, reopened.warm.quarantined) == ("", 0)
+        assert (reopened.read_only, reopened.warm.quarantine.count) == ("", 0)
         again = found_in(reopened)
         assert {who: state for who, state in again.items() if who in saved} == {who: found[who] for who in saved}
         assert set(again) <= set(found), "an agent that was removed is there again"

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from everwarm.kv.files import read_into
-from everwarm.kv.writer import Writer
+from everwarm.kv.disk.files import read_into
+from everwarm.kv.warm.writer import Writer
 from kv.simulated_disk import FaultyFiles, Operation, RecordedFiles
 
 
@@ -146,9 +146,10 @@ def repeatable(seed: int) -> Iterator[FailingReads]:
     time = SimpleNamespace(perf_counter=lambda: next(ticks) / 1000)  # a read takes a few milliseconds
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("everwarm.kv.store.Writer", SteppedWriter)
-        patch.setattr("everwarm.kv.owner.secrets", secrets)
-        patch.setattr("everwarm.kv.export.secrets", secrets)
-        patch.setattr("everwarm.kv.restore.READERS", 1)
-        patch.setattr("everwarm.kv.restore.time", time)
-        patch.setattr("everwarm.kv.disk.read_into", reads.read_into)
+        patch.setattr("everwarm.kv.warm.tenants.secrets", secrets)
+        patch.setattr("everwarm.kv.tools.export.secrets", secrets)
+        patch.setattr("everwarm.kv.tools.import_.secrets", secrets)
+        patch.setattr("everwarm.kv.warm.restore.READERS", 1)
+        patch.setattr("everwarm.kv.warm.restore.time", time)
+        patch.setattr("everwarm.kv.disk.directory.read_into", reads.read_into)
         yield reads

@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from everwarm.errors import StoreError
-from everwarm.kv import check, garbage
+from everwarm.kv.disk.directory import DirectoryStore
 from everwarm.kv.receipt import Receipt
 from everwarm.kv.store import AgentStore
+from everwarm.kv.tools import gc, verify
 from everwarm.kv.turn import Turn
+from everwarm.kv.warm.shared import unshare
 from kv import fake
 from kv.audit import audit
 from kv.crash import ROOT, Lookout, Moment, check_kv
@@ -100,7 +102,7 @@ class Lives:
             files=self.files,
             clock=lambda: self.now,
         )
-        self.files.lock = self.store.lock
+        self.files.lock = self.store.index.lock
         quarantine = self.base / ROOT / "quarantine"
         odd = {path.name.split(".")[2] for path in quarantine.iterdir()} if quarantine.is_dir() else set[str]()
         assert odd <= self.damaged, "a file that nobody has damaged is in quarantine"
@@ -119,10 +121,10 @@ class Lives:
             one.turn.release()
         store, fired = self.store, self.files.fired
         store.close()
-        assert store.pool.in_use == store.pool.memory.in_use == 0
+        assert store.index.pool.in_use == store.index.pool.memory.in_use == 0
         self._settle()
         for who in {*self.view, *self._promises.everyone}:
-            agent = store.agents.get(who)
+            agent = store.agents.by_name.get(who)
             saved = agent is None or agent.unsaved is None
             assert saved or store.read_only or self.files.fired > fired or self.setting.quota_blocks is not None
             if saved and not store.read_only and self.files.fired == fired:
@@ -140,8 +142,9 @@ class Lives:
         self.files.heal()
         self.reads.left = 0
         root = self.base / ROOT
-        garbage.carry_out(root, garbage.plan(root, before=0.0, quota=1 << 40), self.files)
-        damaged = {finding.path.stem for finding in check.repair(root, files=self.files).damaged}
+        store = DirectoryStore(root, self.files)
+        gc.carry_out(store, gc.plan(store, before=0.0, quota=1 << 40))
+        damaged = {Path(finding.path).stem for finding in verify.repair(store).damaged}
         assert damaged <= self.damaged, "verify finds damage that nobody has done"
 
     def crash(self, back: int, *, power: bool, seed: int) -> None:
@@ -155,7 +158,7 @@ class Lives:
         else:
             moment.disk.do(Operation("reopened"))
             tree = moment.disk.as_seen()
-        self.store._unlock()
+        unshare(self.store.shared, self.store.ids.directory)
         shutil.rmtree(self.base)
         self._fired += self.files.fired
         self.counts["power lost" if power else "killed"] += 1
@@ -234,7 +237,7 @@ class Lives:
 
     @property
     def _bytes(self) -> int:
-        return self.store.warm.bytes + self.store.warm.other_bytes
+        return self.store.warm.bytes + self.store.shared.other_bytes
 
     def saving(self, number: int, receipt: Receipt, fired: int) -> None:
         """This turn is acknowledged as soon as its receipt says so. `fired` faults had been injected when it began."""
@@ -264,7 +267,7 @@ class Lives:
         except StoreError as error:
             self._explain(str(error), fired)
             self.counts[f"{deed} refused"] += 1
-            agent = self.store.agents.get(who) if who is not None else None
+            agent = self.store.agents.by_name.get(who) if who is not None else None
             saved = agent is None or agent.unsaved is None
             if who is not None and saved and self.files.fired == fired + 1 and not self.files.lasting:
                 self.mark(Settled(who, self.view.get(who, ABSENT)))

@@ -125,7 +125,7 @@ class Promises:
 def found_in(store: AgentStore) -> dict[Who, State]:
     """Every agent that the store knows, read as a turn would read it. Its text must be that of its tokens."""
     found = {}
-    for who, agent in list(store.agents.items()):
+    for who, agent in list(store.agents.by_name.items()):
         if not (agent.generation or agent.unsaved):
             continue  # a turn has been opened and has said nothing yet
         history = store.history(agent)

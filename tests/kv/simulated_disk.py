@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from everwarm.kv.files import Files
+from everwarm.kv.disk.files import Files
 
 
 @contextmanager

@@ -19,10 +19,13 @@ import pytest
 
 from everwarm.errors import CapacityError, StoreError
 from everwarm.kv.agent import Agent
-from everwarm.kv.files import Files
-from everwarm.kv.pool import BlockPool, HeapBlocks
+from everwarm.kv.disk.directory import DirectoryStore
+from everwarm.kv.disk.files import Files
+from everwarm.kv.index.index import Index
+from everwarm.kv.index.pool import HeapBlocks
 from everwarm.kv.store import AgentStore
 from everwarm.types import Run
+from kv import fake
 from kv.fake import BLOCK_TOKENS, CAPACITY, TOKEN_BYTES, check, compute, model_ids
 
 FILE_BYTES = 4096 + BLOCK_TOKENS * TOKEN_BYTES
@@ -46,20 +49,23 @@ class Watched(AgentStore):
         self, root: Path, budget_blocks: int, quota: int, histories: dict[str, list[int]], restore: str = "always"
     ) -> None:
         memory = HeapBlocks(BLOCK_TOKENS, BLOCK_TOKENS * TOKEN_BYTES)
-        pool = BlockPool(memory, budget_blocks * memory.block_bytes)
-        self.histories = histories
+        # The blocks of the fake model are smaller than what is needed to find them.
+        index = Index(memory, budget_blocks * memory.block_bytes, node_bytes=0)
+        self.expected = histories
         self.acting = threading.local()  # what this thread is about to do to an agent
-        super().__init__(pool, model_ids(), root, quota=quota, restore=restore, files=QuickFiles())
-        pool.index_bytes = lambda: 0  # the blocks of the fake model are smaller than what is needed to find them
+        place = DirectoryStore(root, QuickFiles())
+        super().__init__(index, model_ids(), place, quota=quota, restore=restore)
+        self._leave = self.agents.leave
+        self.agents.leave = self._before_leaving  # type: ignore[method-assign]
 
-    def end_turn(self, agent: Agent) -> None:
+    def _before_leaving(self, agent: Agent) -> None:
         """The last moment at which the agent's turn is owned."""
         deed, name, source = getattr(self.acting, "deed", ("", "", ""))
         if deed == "delete" and name == agent.name and not agent.generation:
-            self.histories.pop(name, None)
+            self.expected.pop(name, None)
         if deed == "fork" and name == agent.name and agent.generation:
-            self.histories[name] = list(self.histories[source])
-        super().end_turn(agent)
+            self.expected[name] = list(self.expected[source])
+        self._leave(agent)
 
     @contextmanager
     def deed(self, *words: str) -> Iterator[None]:
@@ -74,7 +80,7 @@ def talk(store: Watched, name: str, draw: random.Random, deed: str) -> None:
     """One turn: go on, say it again, change the middle or begin anew; then commit or abandon it."""
     with store.open_turn(name, CAPACITY) as turn:
         known = turn.history.ids
-        assert known == store.histories.get(name, []), f"{name}: not the history that it left behind"
+        assert known == store.expected.get(name, []), f"{name}: not the history that it left behind"
         prompt = changed(known, draw, deed)
         turn.acquire(prompt)
         check(turn, prompt)
@@ -89,7 +95,7 @@ def talk(store: Watched, name: str, draw: random.Random, deed: str) -> None:
             return
         receipt = turn.commit((Run(str(history), False, len(history)),))
         assert receipt.committed or receipt.error
-        store.histories[name] = history
+        store.expected[name] = history
 
 
 def say_something(store: Watched, draw: random.Random) -> None:
@@ -100,7 +106,7 @@ def say_something(store: Watched, draw: random.Random) -> None:
         check(turn, prompt)
         compute(turn, prompt)
         receipt = turn.commit((Run(str(prompt), False, len(prompt)),))
-        store.histories[receipt.agent] = prompt
+        store.expected[receipt.agent] = prompt
 
 
 def changed(known: list[int], draw: random.Random, deed: str) -> list[int]:
@@ -143,41 +149,40 @@ def act(store: Watched, name: str, other: str, deed: str, draw: random.Random) -
 def check_store(store: Watched) -> None:
     """Everything that is counted, counted again. Nobody has a turn."""
     store.flush()
-    nodes = [node for node in store.tree.nodes.values() if node.parent is not None]
+    nodes = [node for node in store.index.tree.nodes.values() if node.parent is not None]
     for node in nodes:
         assert (node.claims, node.writing) == (0, False)
         assert node.parent is not None
-        assert store.tree.nodes[node.parent.key] is node.parent
+        assert store.index.tree.nodes[node.parent.key] is node.parent
         assert sum(child is node for child in node.parent.children) == 1
         assert node.children == sorted(node.children, key=lambda child: child.tokens)
         assert node.available or node.owned or node.children, "nothing speaks for it"
     for what, counted in (
-        ("named", [agent for agent in store.agents.values() if not agent.anonymous]),
-        ("anonymous", [agent for agent in store.agents.values() if agent.anonymous]),
-        ("pinned", [agent for agent in store.agents.values() if agent.pinned]),
+        ("named", [agent for agent in store.agents.by_name.values() if not agent.anonymous]),
+        ("anonymous", [agent for agent in store.agents.by_name.values() if agent.anonymous]),
+        ("pinned", [agent for agent in store.agents.by_name.values() if agent.pinned]),
     ):
         owners = Counter(node.key for agent in counted for node in agent.chain())
         assert {node.key: getattr(node, what) for node in nodes if getattr(node, what)} == dict(owners)
     hot = [node for node in nodes if node.block is not None]
-    assert all(store.pool.owners(node.block) == 1 for node in hot if node.block is not None)
-    assert store.pool.in_use == len({node.block for node in hot}) == len(hot) == len(store.hot)
-    assert store.pool.memory.in_use == store.pool.in_use
-    assert store.pool.most_blocks is not None
-    assert store.pool.in_use <= store.pool.most_blocks
-    assert store.disk is not None
-    blocks = {path.stem: path.stat().st_size for path in (store.disk.path / "blocks").iterdir()}
-    manifests = {path.name: path.stat().st_size for path in (store.disk.path / "manifests").iterdir()}
+    assert all(store.index.pool.owners(node.block) == 1 for node in hot if node.block is not None)
+    assert store.index.pool.in_use == len({node.block for node in hot}) == len(hot) == len(store.index.hot)
+    assert store.index.pool.memory.in_use == store.index.pool.in_use
+    assert store.index.pool.most_blocks is not None
+    assert store.index.pool.in_use <= store.index.pool.most_blocks
+    blocks = {path.stem: path.stat().st_size for path in (fake.directory(store) / "blocks").iterdir()}
+    manifests = {path.name: path.stat().st_size for path in (fake.directory(store) / "manifests").iterdir()}
     known = {node.key for node in nodes if node.on_disk}
     assert not known & store.warm.garbage
     assert {key.hex() for key in known | store.warm.garbage} == set(blocks)
     assert store.warm.bytes == sum(blocks.values()) + sum(manifests.values())
-    assert len(store.warm.recency) == len(known)
-    assert store.warm.bytes + store.warm.other_bytes <= store.warm.quota
-    assert sum(agent.manifest_bytes for agent in store.agents.values()) == sum(manifests.values())
-    gone = set(store.histories) - {name for _, name in store.agents}
+    assert len(store.index.warm) == len(known)
+    assert store.warm.bytes + store.shared.other_bytes <= store.shared.quota
+    assert sum(store.warm.manifests.size(who) for who in store.agents.by_name) == sum(manifests.values())
+    gone = set(store.expected) - {name for _, name in store.agents.by_name}
     assert all(name.startswith("anonymous") for name in gone)  # the quota may have taken them
-    for (_, name), agent in store.agents.items():
-        assert store.history(agent).ids == store.histories[name]
+    for (_, name), agent in store.agents.by_name.items():
+        assert store.history(agent).ids == store.expected[name]
         assert (agent.waiting, agent.talks) == (0, False)
 
 
@@ -229,10 +234,14 @@ def test_eight_threads_leave_what_their_turns_said_and_no_block_behind(
         raise failures[0]
     check_store(store)
     store.close()
-    assert store.pool.in_use == store.pool.memory.in_use == 0
+    assert store.index.pool.in_use == store.index.pool.memory.in_use == 0
     store = Watched(tmp_path, 1000, 10**9, histories)
     for name, history in histories.items():
-        found = store.history(store.agents["default", name]).ids if ("default", name) in store.agents else []
+        found = (
+            store.history(store.agents.by_name["default", name]).ids
+            if ("default", name) in store.agents.by_name
+            else []
+        )
         assert found == history or quota_blocks < 1000, name
     store.close()
 
@@ -249,9 +258,9 @@ def test_conversations_without_a_name_never_fill_the_quota(tmp_path: Path) -> No
             turn.acquire(prompt)
             compute(turn, prompt)
             assert turn.commit((Run("", False, 20),)).error is None
-        assert store.warm.bytes <= store.warm.quota
+        assert store.warm.bytes <= store.shared.quota
     store.evict("alice")
     with store.open_turn("alice", CAPACITY) as turn:
         assert turn.acquire([*histories["alice"], 1]).cached_tokens == len(histories["alice"]) - 1
-    assert 2 < len(store.agents) < 31
+    assert 2 < len(store.agents.by_name) < 31
     store.close()

@@ -13,12 +13,14 @@ import pytest
 from everwarm.errors import StoreError
 from everwarm.kv import container
 from everwarm.kv.chain import child_key, root_key, token_bytes
-from everwarm.kv.disk import BlockName, CorruptError, DirectoryStore
+from everwarm.kv.disk.directory import DirectoryStore
+from everwarm.kv.index.pool import HeapBlocks
 from everwarm.kv.manifest import decode
-from everwarm.kv.owner import unsealed
-from everwarm.kv.pool import HeapBlocks
 from everwarm.kv.receipt import Receipt
 from everwarm.kv.store import AgentStore
+from everwarm.kv.warm.blocks import BlockName, CorruptError, ModelBlocks
+from everwarm.kv.warm.blockstore import Blob
+from everwarm.kv.warm.sealed import unsealed
 from kv.fake import BLOCK_TOKENS, CAPACITY, TOKEN_BYTES, compute, kv_bytes, model_ids, open_store, talk
 from kv.simulated_disk import UnsyncedFiles, memory_directory
 
@@ -55,8 +57,8 @@ def make_store(root: Path) -> Path:
     for name, tenant, history in TALKS[:-1]:
         talk(store, name, history[:-3], tenant=tenant)
         talk(store, name, history, tenant=tenant)
-    for name, tenant in [who for who in store.agents if who[1].startswith("anonymous")]:
-        if len(store.agents[name, tenant].chain()) < 2:
+    for name, tenant in [who for who in store.agents.by_name if who[1].startswith("anonymous")]:
+        if len(store.agents.by_name[name, tenant].chain()) < 2:
             store.delete(tenant)
     with store.open_turn("dave", CAPACITY) as turn:
         turn.acquire(LOST)
@@ -89,11 +91,11 @@ def use(root: Path) -> int:
     missed = [
         receipt.reason for receipt, expected in zip(receipts, WARM, strict=True) if receipt.cached_tokens < expected
     ]
-    counted = store.counters["corrupt"] + store.counters["read_errors"] + len(store.warm.other_versions)
+    counted = store.counters["corrupt"] + store.counters["read_errors"] + len(store.warm.quarantine.left_alone)
     assert counted or not missed
     assert all(missed)
     store.close()
-    assert store.pool.in_use == 0
+    assert store.index.pool.in_use == 0
     return counted
 
 
@@ -137,14 +139,14 @@ class OneBlock:
 
 @pytest.fixture
 def block(tmp_path: Path) -> OneBlock:
-    disk = DirectoryStore(tmp_path, model_ids(), UnsyncedFiles())
+    disk = ModelBlocks(DirectoryStore(tmp_path, UnsyncedFiles()), model_ids())
     disk.prepare()
     tokens = token_bytes(ALICE[:BLOCK_TOKENS])
     parent = root_key(b"salt", disk.ids.layout.digest, disk.ids.weights_id, disk.ids.numerics_id)
     name = BlockName(child_key(parent, tokens), parent, tokens)
     data = kv_bytes(ALICE[:BLOCK_TOKENS])
     disk.put(name, [data.reshape(-1)])
-    return OneBlock(disk, name, disk.block_path(name.key), data.tobytes())
+    return OneBlock(disk, name, disk.store.path(disk.blob(name.id)), data.tobytes())
 
 
 def test_any_byte_of_a_block_file_is_noticed_when_it_is_read(block: OneBlock) -> None:
@@ -156,11 +158,11 @@ def test_any_byte_of_a_block_file_is_noticed_when_it_is_read(block: OneBlock) ->
 
 
 def test_a_block_file_without_an_owner_never_gets_another_name(block: OneBlock) -> None:
-    assert block.disk.describe(block.name.key) == block.name
+    assert block.disk.describe(block.name.id) == block.name
     for file in flipped(block.path):
         block.path.write_bytes(file)
         with suppress(CorruptError, container.VersionError):
-            assert block.disk.describe(block.name.key) == block.name  # its data are looked at when they are read
+            assert block.disk.describe(block.name.id) == block.name  # its data are looked at when they are read
 
 
 def test_a_block_file_with_other_letters_in_its_header_never_gets_another_name(block: OneBlock) -> None:
@@ -171,7 +173,7 @@ def test_a_block_file_with_other_letters_in_its_header_never_gets_another_name(b
             before, data[at] = data[at], letter
             block.path.write_bytes(data)
             with suppress(CorruptError, container.VersionError):
-                assert block.disk.describe(block.name.key) == block.name
+                assert block.disk.describe(block.name.id) == block.name
             data[at] = before
 
 
@@ -186,12 +188,12 @@ def test_any_byte_of_a_manifest_is_noticed(undamaged: Path) -> None:
 @pytest.mark.parametrize("name", ["tenants.json", "*/model.json"])
 def test_any_byte_of_a_sealed_file_is_noticed_or_means_nothing(undamaged: Path, tmp_path: Path, name: str) -> None:
     (path,) = undamaged.glob(name)
-    said = unsealed(path)
+    said = unsealed(DirectoryStore(path.parent), Blob("", "", path.name))
     copy = tmp_path / "copy"
     for file in flipped(path, bits=8):
         copy.write_bytes(file)
         with suppress(StoreError):
-            assert unsealed(copy) == said  # only white space has changed
+            assert unsealed(DirectoryStore(tmp_path), Blob("", "", "copy")) == said  # only white space has changed
 
 
 # Bytes of every file of a store ---------------------------------------------------------------------------------------
@@ -320,7 +322,7 @@ def running(root: Path) -> Iterator[AgentStore]:
     store = open_store(root, files=UnsyncedFiles())
     yield store
     store.close()
-    assert store.pool.in_use == 0
+    assert store.index.pool.in_use == 0
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -359,7 +361,8 @@ def test_a_manifest_that_changes_under_a_running_store_loses_no_blocks(
     assert running.counters["corrupt"] > 0
     assert all(receipt.committed for receipt in receipts)
     aside = len(list(root.glob("quarantine/*.manifests.*")))
-    assert aside == (0 if change == "gone" else sum(name is not None for name, *_ in TALKS))
+    named = sum(name is not None for name, *_ in TALKS)  # those without a name are not read before they are replaced
+    assert aside == 0 if change == "gone" else named <= aside <= len(TALKS)
 
 
 def test_a_store_that_only_reads_leaves_bad_files_where_they_are(root: Path) -> None:
@@ -393,7 +396,7 @@ def test_a_store_that_only_reads_leaves_a_block_that_is_found_bad_later(root: Pa
 
 
 def test_what_is_in_quarantine_counts_against_the_quota(running: AgentStore, root: Path) -> None:
-    everything = running.warm.bytes + running.warm.other_bytes
+    everything = running.warm.bytes + running.shared.other_bytes
     for path in root.glob("*/blocks/*"):
         data = bytearray(path.read_bytes())
         data[-1] ^= 1
@@ -401,4 +404,4 @@ def test_what_is_in_quarantine_counts_against_the_quota(running: AgentStore, roo
     with running.open_turn("alice", CAPACITY) as turn:
         turn.acquire(ALICE)
     assert running.counters["corrupt"] > 0
-    assert running.warm.bytes + running.warm.other_bytes == everything
+    assert running.warm.bytes + running.shared.other_bytes == everything

@@ -7,8 +7,12 @@ import numpy as np
 import pytest
 
 from everwarm.kernels.backend import U8
-from everwarm.kv.pool import BlockPool, HeapBlocks
+from everwarm.kv.disk.directory import DirectoryStore
+from everwarm.kv.index.index import Index
+from everwarm.kv.index.pool import HeapBlocks
 from everwarm.kv.store import AgentStore
+from everwarm.kv.tools.export import export_agent
+from everwarm.kv.tools.import_ import import_agent
 from everwarm.types import Run
 from kv.fake import BLOCK_TOKENS, CAPACITY, TOKEN_BYTES, kv_bytes, model_ids
 from kv.simulated_disk import UnsyncedFiles, memory_directory
@@ -50,7 +54,8 @@ def tmp_path() -> Iterator[Path]:
 
 def open_store(root: Path) -> tuple[AgentStore, DeviceBlocks]:
     memory = DeviceBlocks()
-    store = AgentStore(BlockPool(memory), model_ids(), root, quota=1 << 30, restore="always", files=UnsyncedFiles())
+    place = DirectoryStore(root, UnsyncedFiles())
+    store = AgentStore(Index(memory), model_ids(), place, quota=1 << 30, restore="always")
     return store, memory
 
 
@@ -81,8 +86,8 @@ def test_agents_go_to_disk_and_come_back(tmp_path: Path) -> None:
     store, memory = open_store(tmp_path)
     assert talk(store, memory, "bob", [*HISTORY, 1, 3]) == "warm"
     talk(store, memory, "alice", [*HISTORY, 1, 2, 4])
-    moved = store.export("alice", tmp_path / "alice.safetensors")
+    moved = export_agent(store, "alice", tmp_path / "alice.safetensors")
     assert moved.lost_blocks == 0
-    store.import_(tmp_path / "alice.safetensors", "carol")
+    import_agent(store, tmp_path / "alice.safetensors", "carol")
     assert talk(store, memory, "carol", [*HISTORY, 1, 2, 4, 5]) == "warm"
     store.close()

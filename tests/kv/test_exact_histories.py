@@ -45,14 +45,14 @@ class Talk:
         self.llm = everwarm.load(self.path, threads=2, warm="on", restore="always", **self.options)
         self.budget_blocks = budget_blocks
         if budget_blocks is not None:
-            pool = self.llm.agents.pool
-            pool.index_bytes = lambda: 0  # tiny models have tiny blocks
-            pool.resize(budget_blocks * pool.block_bytes)
+            index = self.llm.agents.index
+            index._node_bytes = 0  # tiny models have tiny blocks
+            index.resize(budget_blocks * index.block_bytes)
 
     def close(self) -> None:
         store = self.llm.agents
         self.llm.close()
-        assert store.pool.in_use == store.pool.memory.in_use == 0
+        assert store.index.pool.in_use == store.index.pool.memory.in_use == 0
         self.evictions += store.counters["hot_evictions"]
 
     def restart(self) -> None:
@@ -68,7 +68,7 @@ class Talk:
         return events, np.array(self.seen), end.receipt  # type: ignore[return-value]
 
     def history(self, agent: str) -> list[int]:
-        return self.llm.agents.history(self.llm.agents.agents["default", agent]).ids
+        return self.llm.agents.history(self.llm.agents.find(agent)).ids
 
     def turn(self, agent: str, asked: dict[str, Any], **options: Any) -> Receipt:
         """A turn that must be what it is without a cache."""
@@ -138,7 +138,7 @@ def test_in_every_state_the_bits_are_those_without_a_cache(talk: Talk, state: st
         case "cold":
             agent, prompt, cached, tier = "bob", words(3, 200), 0, "cold"
         case "warm":
-            assert talk.llm.agents.evict("alice") == 4 * talk.llm.agents.pool.block_bytes
+            assert talk.llm.agents.evict("alice") == 4 * talk.llm.agents.index.block_bytes
             tier = "warm"
         case "restart":
             talk.restart()

@@ -19,13 +19,16 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from everwarm.errors import StoreError
-from everwarm.kv import container, export
-from everwarm.kv.disk import ModelIds
-from everwarm.kv.export import Export
-from everwarm.kv.files import Files
+from everwarm.kv import container
+from everwarm.kv.disk.files import Files
+from everwarm.kv.ids import ModelIds
 from everwarm.kv.layout import Group, Layout
 from everwarm.kv.store import AgentStore
-from kv.fake import BLOCK_TOKENS, CAPACITY, TOKEN_BYTES, kv_bytes, model_ids, open_store, talk
+from everwarm.kv.tools import export
+from everwarm.kv.tools.exported import Export
+from everwarm.kv.tools.import_ import import_agent
+from kv import fake
+from kv.fake import BLOCK_TOKENS, CAPACITY, TOKEN_BYTES, export_agent, kv_bytes, model_ids, open_store, talk
 from kv.simulated_disk import FaultyFiles, RecordedFiles, SimulatedDisk
 
 HISTORY = list(range(100, 150))  # six full blocks and a partial one
@@ -37,7 +40,7 @@ def file(tmp_path: Path) -> Path:
     """Alice, exported from one machine."""
     store = open_store(tmp_path / "there")
     talk(store, "alice", HISTORY, [7, 8])
-    store.export("alice", tmp_path / "alice.safetensors")
+    export_agent(store, "alice", tmp_path / "alice.safetensors")
     store.close()
     return tmp_path / "alice.safetensors"
 
@@ -69,15 +72,27 @@ def snapshot(root: Path) -> dict[str, bytes]:
 
 def refused(store: AgentStore, file: Path, reason: str, **options: Any) -> None:
     """StoreError, and the store is as it was: on disk, in memory, in its counts."""
-    root = store.disk.root
-    before = snapshot(root), set(store.tree.nodes), set(store.agents), store.warm.bytes, store.pool.in_use
+    root = fake.disk(store).root
+    before = (
+        snapshot(root),
+        set(store.index.tree.nodes),
+        set(store.agents.by_name),
+        store.warm.bytes,
+        store.index.pool.in_use,
+    )
     with pytest.raises(StoreError, match=reason):
-        store.import_(file, **options)
-    after = snapshot(root), set(store.tree.nodes), set(store.agents), store.warm.bytes, store.pool.in_use
+        import_agent(store, file, **options)
+    after = (
+        snapshot(root),
+        set(store.index.tree.nodes),
+        set(store.agents.by_name),
+        store.warm.bytes,
+        store.index.pool.in_use,
+    )
     assert after[0].keys() == before[0].keys()
     assert after[0] == before[0]
     assert after[2:] == before[2:]
-    roots = {key for key, node in store.tree.nodes.items() if node.parent is None}
+    roots = {key for key, node in store.index.tree.nodes.items() if node.parent is None}
     assert after[1] - roots == before[1] - roots
 
 
@@ -120,11 +135,11 @@ def test_an_export_replaces_nothing(tmp_path: Path) -> None:
     talk(store, "alice", HISTORY)
     (tmp_path / "precious").write_text("data")
     with pytest.raises(StoreError, match="exists already"):
-        store.export("alice", tmp_path / "precious")
+        export_agent(store, "alice", tmp_path / "precious")
     with pytest.raises(StoreError, match="no such agent"):
-        store.export("bob", tmp_path / "bob")
+        export_agent(store, "bob", tmp_path / "bob")
     with pytest.raises(StoreError, match="can't be written"):
-        store.export("alice", tmp_path / "no" / "such" / "directory")
+        export_agent(store, "alice", tmp_path / "no" / "such" / "directory")
     store.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["precious", "there"]
     assert (tmp_path / "precious").read_text() == "data"
@@ -136,8 +151,8 @@ def test_an_export_follows_no_link_that_waits_for_it(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("data")
     (tmp_path / "file").symlink_to(tmp_path / "precious")
     with pytest.raises(StoreError, match="exists already"):
-        store.export("alice", tmp_path / "file")
-    moved = store.export("alice", tmp_path / ("x" * 255))  # a name that leaves no room for a longer one
+        export_agent(store, "alice", tmp_path / "file")
+    moved = export_agent(store, "alice", tmp_path / ("x" * 255))  # a name that leaves no room for a longer one
     store.close()
     assert (moved.tokens, (tmp_path / "precious").read_text()) == (50, "data")
 
@@ -156,17 +171,17 @@ def test_an_export_that_fails_at_any_operation_leaves_nothing_behind(
     talk(store, "alice", HISTORY)
     store.flush()
     files.heal()
-    store.export("alice", tmp_path / "first")
+    export_agent(store, "alice", tmp_path / "first")
     assert {call: count for call, count in files.calls.items() if call != "any"} == CALLS
     files.arm(kind, nth, error, lasting=False)
     if kind == "write" and not error:  # not all of it is written at once: no fault
-        store.export("alice", tmp_path / "file")
+        export_agent(store, "alice", tmp_path / "file")
     else:
         with pytest.raises(StoreError, match=r"file: can't be written: "):
-            store.export("alice", tmp_path / "file")
+            export_agent(store, "alice", tmp_path / "file")
         assert files.calls[kind] == nth
         assert sorted(path.name for path in tmp_path.iterdir()) == ["first", "there"]
-        store.export("alice", tmp_path / "file")
+        export_agent(store, "alice", tmp_path / "file")
     assert (tmp_path / "file").read_bytes() == (tmp_path / "first").read_bytes()
     assert talk(store, "alice", [*HISTORY, 1]).cached_tokens == 50
     store.close()
@@ -180,7 +195,7 @@ def test_an_export_that_was_acknowledged_survives_a_loss_of_power(tmp_path: Path
     talk(store, "alice", HISTORY)
     store.flush()
     begun = len(files.log)
-    store.export("alice", tmp_path / "disk" / "home" / "file")
+    export_agent(store, "alice", tmp_path / "disk" / "home" / "file")
     whole = (tmp_path / "disk" / "home" / "file").read_bytes()
     log = files.log
     store.close()
@@ -211,7 +226,7 @@ def test_blocks_that_change_between_the_two_readings_are_noticed(
 
     monkeypatch.setattr(export, "_read", other)
     with pytest.raises(StoreError, match="has changed meanwhile; export it again"):
-        store.export("alice", tmp_path / "file")
+        export_agent(store, "alice", tmp_path / "file")
     store.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["there"]
 
@@ -219,7 +234,7 @@ def test_blocks_that_change_between_the_two_readings_are_noticed(
 def test_what_is_only_in_memory_is_exported_too(tmp_path: Path, file: Path) -> None:
     store = open_store(None)
     talk(store, "alice", HISTORY, [7, 8])
-    store.export("alice", tmp_path / "hot")
+    export_agent(store, "alice", tmp_path / "hot")
     store.close()
     assert load_file(tmp_path / "hot")["kv.0"].tobytes() == load_file(file)["kv.0"].tobytes()
 
@@ -228,9 +243,9 @@ def test_export_beside_a_process_that_writes(tmp_path: Path) -> None:
     store = open_store(tmp_path / "there")
     talk(store, "alice", HISTORY)
     beside = open_store(tmp_path / "there", writing=False)
-    assert beside.export("alice", tmp_path / "alice").blocks == 7
+    assert export_agent(beside, "alice", tmp_path / "alice").blocks == 7
     talk(store, "alice", [*HISTORY, 1])  # the end that `beside` knows of is replaced
-    assert beside.export("alice", tmp_path / "later").tokens == 51
+    assert export_agent(beside, "alice", tmp_path / "later").tokens == 51
     beside.close()
     store.close()
 
@@ -239,19 +254,19 @@ def test_export_beside_a_process_that_writes(tmp_path: Path) -> None:
 def test_an_export_ends_before_a_lost_block_and_keeps_the_history(tmp_path: Path, how: str) -> None:
     store = open_store(tmp_path / "there")
     talk(store, "alice", HISTORY)
-    blocks = store.manifest(store.find("alice")).blocks
+    blocks = store.histories.manifest(store.find("alice")).blocks
     store.close()
-    path = store.disk.block_path(blocks[3])
+    path = fake.block_path(store, blocks[3])
     if how == "gone":
         path.unlink()
     else:
         path.write_bytes(path.read_bytes()[:-1] + b"!")
     store = open_store(tmp_path / "there", writing=False)
-    moved = store.export("alice", tmp_path / "alice")
+    moved = export_agent(store, "alice", tmp_path / "alice")
     store.close()
     assert (moved.tokens, moved.kv_tokens, moved.blocks, moved.lost_blocks) == (50, 24, 3, 4)
     here = open_store(tmp_path / "here")
-    here.import_(tmp_path / "alice")
+    import_agent(here, tmp_path / "alice")
     receipt = talk(here, "alice", [*HISTORY, 1])
     assert (receipt.cached_tokens, receipt.match) == (24, "extended")
     here.close()
@@ -262,7 +277,7 @@ def test_an_export_ends_before_a_lost_block_and_keeps_the_history(tmp_path: Path
 
 def test_an_imported_agent_goes_on_exactly_where_it_was(tmp_path: Path, file: Path) -> None:
     store = open_store(tmp_path / "here")
-    moved = store.import_(file)
+    moved = import_agent(store, file)
     assert (moved.agent, moved.tokens, moved.kv_tokens, moved.blocks) == ("alice", 52, 51, 7)
     receipt = talk(store, "alice", [*HISTORY, 7, 8, 9])  # compares every byte with what computing gives
     assert (receipt.tier, receipt.cached_tokens, receipt.match) == ("warm", 51, "extended")
@@ -276,7 +291,7 @@ def test_an_imported_agent_goes_on_exactly_where_it_was(tmp_path: Path, file: Pa
 
 def test_nobody_else_finds_what_was_imported(tmp_path: Path, file: Path) -> None:
     store = open_store(tmp_path / "here")
-    store.import_(file)
+    import_agent(store, file)
     assert talk(store, "bob", HISTORY).cached_tokens == 0
     assert talk(store, None, [*HISTORY, 7, 8]).cached_tokens == len(HISTORY)  # bob's, not alice's
     store.close()
@@ -284,7 +299,7 @@ def test_nobody_else_finds_what_was_imported(tmp_path: Path, file: Path) -> None
 
 def test_a_trusted_import_is_shared_with_its_tenant_and_no_other(tmp_path: Path, file: Path) -> None:
     store = open_store(tmp_path / "here")
-    store.import_(file, tenant="us", trust=True)
+    import_agent(store, file, tenant="us", trust=True)
     assert talk(store, "bob", HISTORY, tenant="them").cached_tokens == 0
     assert talk(store, "bob", HISTORY, tenant="us").cached_tokens == 49
     store.close()
@@ -296,7 +311,7 @@ def test_a_hostile_export_poisons_only_itself(tmp_path: Path, file: Path) -> Non
 
     craft(file, lie)
     store = open_store(tmp_path / "here")
-    store.import_(file, name="mallory")
+    import_agent(store, file, name="mallory")
     store.fork("mallory", "fork")
     assert talk(store, "bob", HISTORY).cached_tokens == 0
     assert talk(store, None, HISTORY).match == "exact"  # of bob's
@@ -315,7 +330,7 @@ def test_trust_does_not_replace_what_was_computed_here(tmp_path: Path, file: Pat
     store.close()
     craft(file, lie)
     store = open_store(tmp_path / "here")
-    store.import_(file, trust=True)
+    import_agent(store, file, trust=True)
     assert talk(store, "carol", HISTORY[:48]).cached_tokens == 47
     store.close()
 
@@ -323,11 +338,11 @@ def test_trust_does_not_replace_what_was_computed_here(tmp_path: Path, file: Pat
 def test_an_imported_conversation_without_a_name_is_not_gone_on_from_unasked(tmp_path: Path) -> None:
     there = open_store(tmp_path / "there")
     name = talk(there, None, HISTORY).agent
-    there.export(name, tmp_path / "file")
+    export_agent(there, name, tmp_path / "file")
     there.close()
     store = open_store(tmp_path / "here")
-    store.import_(tmp_path / "file")
-    assert (store.find(name).anonymous, store.by_text) == (False, {})
+    import_agent(store, tmp_path / "file")
+    assert (store.find(name).anonymous, store.agents.by_text) == (False, {})
     store.close()
 
 
@@ -335,7 +350,7 @@ def test_a_name_that_is_taken_is_refused_and_another_can_be_given(tmp_path: Path
     store = open_store(tmp_path / "here")
     talk(store, "alice", [1, 2, 3])
     refused(store, file, "'alice' exists already")
-    store.import_(file, "alice of there")
+    import_agent(store, file, "alice of there")
     assert talk(store, "alice", [1, 2, 3, 4]).cached_tokens == 3
     assert talk(store, "alice of there", [*HISTORY, 1]).cached_tokens == 50
     store.close()
@@ -367,14 +382,14 @@ def test_every_truncation_and_every_altered_byte_is_refused(tmp_path: Path, file
     for at in places:
         file.write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
         with pytest.raises(StoreError):
-            store.import_(file)
+            import_agent(store, file)
         file.write_bytes(whole[:at])
         with pytest.raises(StoreError):
-            store.import_(file)
+            import_agent(store, file)
     file.write_bytes(whole + b"\0")
     refused(store, file, "its header says")
     file.write_bytes(whole)
-    store.import_(file)
+    import_agent(store, file)
     store.close()
 
 
@@ -473,7 +488,7 @@ def test_hostile_exports_are_refused(tmp_path: Path, file: Path, what: str) -> N
 def test_messages_as_deep_as_clients_may_send_them_are_taken(tmp_path: Path, file: Path) -> None:
     craft(file, _said({"role": "user", "content": nested(77)}))
     store = open_store(tmp_path / "here", vocab_size=1000)
-    assert store.import_(file).tokens == 52
+    assert import_agent(store, file).tokens == 52
     store.close()
 
 
@@ -489,7 +504,7 @@ def test_tokens_are_checked_later_where_the_vocabulary_was_not_known(
 
     craft(file, change)
     store = open_store(tmp_path / "here")
-    store.import_(file)
+    import_agent(store, file)
     store.close()
     store = open_store(tmp_path / "here", vocab_size=1000)
     with store.open_turn("alice", CAPACITY) as turn:
@@ -573,10 +588,10 @@ def test_a_header_with_any_byte_changed_and_a_right_checksum_is_refused_or_harml
         file.write_bytes(reseal(data[: 8 + at] + bytes([byte]) + data[9 + at :]))
         store = open_store(Path(directory) / "here")
         try:
-            name = store.import_(file).agent
+            name = import_agent(store, file).agent
         except StoreError:
             assert not list(Path(directory).glob("here/*/blocks/*"))
-            assert store.agents == {}
+            assert store.agents.by_name == {}
         else:
             assert talk(store, name, HISTORY[:13]).cached_tokens == 12
         store.close()
@@ -587,7 +602,7 @@ def _short_export() -> bytes:
     with tempfile.TemporaryDirectory() as directory:
         store = open_store(Path(directory) / "there")
         talk(store, "alice", HISTORY[:12])
-        store.export("alice", Path(directory) / "file")
+        export_agent(store, "alice", Path(directory) / "file")
         store.close()
         return (Path(directory) / "file").read_bytes()
 
@@ -613,7 +628,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(
 def test_an_import_larger_than_the_quota_is_refused_and_evicts_nothing(tmp_path: Path, file: Path) -> None:
     store = open_store(tmp_path / "here")
     talk(store, "bob", [5, *HISTORY[:20]])
-    store.warm.quota = 6 * store.disk.block_file_bytes
+    store.shared.quota = 6 * store.warm.block_bytes
     refused(store, file, "the quota is")
     store.close()
 
@@ -622,7 +637,7 @@ def test_an_import_does_not_push_out_what_is_pinned(tmp_path: Path, file: Path) 
     store = open_store(tmp_path / "here")
     talk(store, "bob", [5, *HISTORY])
     store.pin("bob")
-    store.warm.quota = 12 * store.disk.block_file_bytes
+    store.shared.quota = 12 * store.warm.block_bytes
     refused(store, file, "quota")
     store.close()
 
@@ -630,9 +645,9 @@ def test_an_import_does_not_push_out_what_is_pinned(tmp_path: Path, file: Path) 
 def test_an_import_pushes_out_what_was_not_used_for_long(tmp_path: Path, file: Path) -> None:
     store = open_store(tmp_path / "here")
     talk(store, "bob", [5, *HISTORY])
-    store.warm.quota = 10 * store.disk.block_file_bytes + 10_000
-    store.import_(file)
-    assert store.warm.bytes <= store.warm.quota
+    store.shared.quota = 10 * store.warm.block_bytes + 10_000
+    import_agent(store, file)
+    assert store.warm.bytes <= store.shared.quota
     assert talk(store, "alice", [*HISTORY, 7, 8, 9]).cached_tokens == 51
     store.close()
 
@@ -669,9 +684,9 @@ def test_an_import_that_fails_at_any_operation_leaves_nothing_behind(tmp_path: P
     for number in range(1, 1000):
         files.left = number
         try:
-            store.import_(file, trust=trust)
+            import_agent(store, file, trust=trust)
         except StoreError:
-            assert "alice" not in {name for _, name in store.agents}
+            assert "alice" not in {name for _, name in store.agents.by_name}
             assert len(list(tmp_path.glob("here/*/blocks/*"))) == 7
             assert len(list(tmp_path.glob("here/*/manifests/*"))) == 1
             continue
@@ -682,19 +697,19 @@ def test_an_import_that_fails_at_any_operation_leaves_nothing_behind(tmp_path: P
     files.left = 1 << 30
     assert talk(store, "alice", [*HISTORY, 7, 8, 9]).cached_tokens == 51
     store.close()
-    assert store.pool.in_use == 0
+    assert store.index.pool.in_use == 0
 
 
 def test_a_store_that_can_not_be_written_imports_nothing(tmp_path: Path, file: Path) -> None:
     store = open_store(tmp_path / "here")
     beside = open_store(tmp_path / "here")
     with pytest.raises(StoreError, match="is writing in it"):
-        beside.import_(file)
+        import_agent(beside, file)
     beside.close()
     store.close()
     memory = open_store(None)
     with pytest.raises(StoreError, match="switched off"):
-        memory.import_(file)
+        import_agent(memory, file)
     memory.close()
 
 
@@ -705,11 +720,11 @@ def test_a_history_that_has_lost_all_of_its_kv_moves_too(tmp_path: Path) -> None
     for path in tmp_path.glob("there/*/blocks/*"):
         path.unlink()
     store = open_store(tmp_path / "there")
-    store.export("alice", tmp_path / "file")
+    export_agent(store, "alice", tmp_path / "file")
     store.close()
     assert load_file(tmp_path / "file")["kv.0"].shape == (0, BLOCK_TOKENS * TOKEN_BYTES)
     here = open_store(tmp_path / "here")
-    here.import_(tmp_path / "file")
+    import_agent(here, tmp_path / "file")
     receipt = talk(here, "alice", [*HISTORY, 1])
     assert (receipt.cached_tokens, receipt.diverged_at_token) == (0, None)
     here.close()

@@ -14,8 +14,10 @@ import pytest
 
 from everwarm.errors import StoreError
 from everwarm.kv import container
+from everwarm.kv.disk.lock import StoreLock
 from everwarm.kv.store import AgentStore
 from everwarm.opening import read_whole
+from kv import fake
 from kv.fake import CAPACITY, check, open_store, talk
 from kv.simulated_disk import FaultyFiles, Killed, RecordedFiles, UnsyncedFiles, memory_directory
 
@@ -36,29 +38,28 @@ def tmp_path() -> Iterator[Path]:
 def check_counts(store: AgentStore) -> None:
     """While nobody talks, each hot block has one owner, the tree, and there are no others."""
     store.flush()
-    hot = [node.block for node in store.tree.nodes.values() if node.block is not None]
-    assert [store.pool.owners(block) for block in hot] == [1] * len(hot)
-    assert store.pool.in_use == len(hot)
-    assert not any(node.claims or node.writing for node in store.tree.nodes.values())
+    hot = [node.block for node in store.index.tree.nodes.values() if node.block is not None]
+    assert [store.index.pool.owners(block) for block in hot] == [1] * len(hot)
+    assert store.index.pool.in_use == len(hot)
+    assert not any(node.claims or node.writing for node in store.index.tree.nodes.values())
 
 
 def close(store: AgentStore) -> None:
     check_counts(store)
     store.close()
-    assert store.pool.in_use == 0
+    assert store.index.pool.in_use == 0
 
 
 def check_reopened(root: Path, histories: dict[str, list[int]], *, left_over: int = 0, kv: bool = True) -> None:
     """What is on disk is clean, and these agents are there, as a whole."""
     store = open_store(root, files=UnsyncedFiles())
     assert not list(root.rglob("*.part"))
-    assert (store.read_only, store.counters["corrupt"], store.warm.quarantined) == ("", 0, 0)
-    assert store.disk is not None
-    for path in [*store.disk.path.glob("blocks/*"), *store.disk.path.glob("manifests/*")]:
+    assert (store.read_only, store.counters["corrupt"], store.warm.quarantine.count) == ("", 0, 0)
+    for path in [*fake.directory(store).glob("blocks/*"), *fake.directory(store).glob("manifests/*")]:
         container.decode(path.read_bytes())
-    assert {name for _, name in store.agents} == set(histories)
-    owned = {node.key for agent in store.agents.values() for node in agent.chain()}
-    on_disk = {key for key, _ in store.disk.blocks()}
+    assert {name for _, name in store.agents.by_name} == set(histories)
+    owned = {node.key for agent in store.agents.by_name.values() for node in agent.chain()}
+    on_disk = fake.saved_keys(store)
     assert len(on_disk - owned) <= left_over
     for name, history in histories.items():
         with store.open_turn(name, CAPACITY) as turn:
@@ -109,10 +110,10 @@ def test_while_a_call_keeps_failing_serving_goes_on(tmp_path: Path, kind: str, n
     receipt = talk(store, "alice", LONGER)
     assert (receipt.committed, store.counters["save_errors"] > 0) == (False, True)
     assert "Input/output error" in str(receipt.error) or "No space left" in str(receipt.error)
-    blocks = store.pool.in_use
+    blocks = store.index.pool.in_use
     with pytest.raises(StoreError, match="alice"):
         store.evict("alice")
-    assert store.pool.in_use == blocks
+    assert store.index.pool.in_use == blocks
     hot = talk(store, "alice", [*LONGER, 1])
     assert (hot.tier, hot.cached_tokens, hot.committed) == ("hot", len(LONGER), False)
     assert not talk(store, "bob", FIRST[1:]).committed
@@ -177,7 +178,7 @@ def test_on_a_full_disk_under_a_small_budget_blocks_are_computed_again(tmp_path:
             receipt = talk(store, name, history)
             assert receipt.committed is False
             assert "No space left" in str(receipt.error)
-            assert store.pool.in_use <= 8
+            assert store.index.pool.in_use <= 8
     assert store.counters["hot_evictions"] > 0
     files.heal()
     for name in histories:
@@ -343,7 +344,7 @@ def test_a_store_that_stays_open_forgets_who_was_not_used_for_too_long(tmp_path:
     talk(store, "new", FIRST)  # an hour has passed: it is looked for the old
     close(store)
     store = open_store(tmp_path, files=UnsyncedFiles(), clock=lambda: now[0])
-    assert sorted(name for _, name in store.agents) == ["new", "pinned", "young"]
+    assert sorted(name for _, name in store.agents.by_name) == ["new", "pinned", "young"]
     close(store)
 
 
@@ -427,12 +428,12 @@ def test_a_file_where_a_directory_should_be(saved: Path, place: str) -> None:
 def test_garbage_in_the_lock_file_means_nothing(saved: Path, garbage: bytes) -> None:
     (saved / "lock").write_bytes(garbage)
     check_reopened(saved, {"alice": FIRST})
-    store = open_store(saved, files=UnsyncedFiles())
+    held = StoreLock(saved)
     (saved / "lock").write_bytes(garbage)
     beside = open_store(saved, files=UnsyncedFiles())
     assert "another process is writing in it" in beside.read_only
     close(beside)
-    close(store)
+    held.release()
 
 
 def test_a_lock_whose_holder_can_t_be_written_is_held_all_the_same(
@@ -511,7 +512,7 @@ def test_a_store_of_someone_else_can_be_read(saved: Path, monkeypatch: pytest.Mo
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(root / "lock"))
 
     with monkeypatch.context() as patch:
-        patch.setattr("everwarm.kv.store.StoreLock", forbidden)
+        patch.setattr("everwarm.kv.disk.directory.StoreLock", forbidden)
         store = open_store(saved, files=ForbiddenFiles())
     assert "Permission denied" in store.read_only
     receipt = talk(store, "alice", LONGER)
@@ -560,7 +561,7 @@ def test_a_manifest_that_can_t_be_read_is_left_and_not_replaced(saved: Path, mon
         return read_whole(found)
 
     with monkeypatch.context() as patch:
-        patch.setattr("everwarm.kv.disk.read_whole", forbidden)
+        patch.setattr("everwarm.kv.disk.directory.read_whole", forbidden)
         store = open_store(saved, files=UnsyncedFiles())
         receipt = talk(store, "alice", LONGER)
         assert receipt.committed is False
@@ -579,7 +580,7 @@ def test_a_block_that_can_t_be_read_is_computed_and_left(
 
     store = open_store(saved, files=UnsyncedFiles())
     with monkeypatch.context() as patch:
-        patch.setattr("everwarm.kv.disk.read_into", failing)
+        patch.setattr("everwarm.kv.disk.directory.read_into", failing)
         receipt = talk(store, "alice", LONGER)
     assert (receipt.cached_tokens, receipt.committed) == (0, True)
     assert os.strerror(error) in receipt.reason

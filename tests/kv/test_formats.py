@@ -10,7 +10,8 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from everwarm.weights.pack import Entry, write_pack
-from kv.fake import BLOCK_TOKENS, TOKEN_BYTES, kv_bytes, open_store, talk
+from kv import fake
+from kv.fake import BLOCK_TOKENS, TOKEN_BYTES, export_agent, kv_bytes, open_store, talk
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "formats.md").read_text(encoding="utf-8")
 HISTORY = list(range(100, 112))
@@ -20,9 +21,9 @@ HISTORY = list(range(100, 112))
 def files(tmp_path: Path) -> dict[str, Path]:
     store = open_store(tmp_path / "agents")
     talk(store, "alice", HISTORY)
-    store.export("alice", tmp_path / "export.safetensors")
-    key = store.manifest(store.find("alice")).blocks[0]
-    block = store.disk.block_path(key)
+    export_agent(store, "alice", tmp_path / "export.safetensors")
+    key = store.histories.manifest(store.find("alice")).blocks[0]
+    block = fake.block_path(store, key)
     store.close()
     write_pack(tmp_path / "p.safetensors", "w", [Entry("a", "vector", (2,), 8)], lambda e, b: b.fill(0), "0")
     return {

@@ -10,11 +10,15 @@ from pathlib import Path
 import pytest
 
 from everwarm.errors import StoreError, UnknownAgentError
+from everwarm.kv.disk.directory import DirectoryStore
+from everwarm.kv.disk.lock import StoreLock
 from everwarm.kv.manifest import Manifest, decode, encode
-from everwarm.kv.owner import StoreLock, Tenants, unsealed
 from everwarm.kv.store import AgentStore
 from everwarm.kv.unsaved import Unsaved
+from everwarm.kv.warm.sealed import unsealed
+from everwarm.kv.warm.tenants import TENANTS, Tenants
 from everwarm.types import Run
+from kv import fake
 from kv.fake import BLOCK_TOKENS, CAPACITY, check, open_store, talk
 from kv.simulated_disk import FaultyFiles, UnsyncedFiles, memory_directory
 
@@ -28,15 +32,16 @@ def tmp_path() -> Iterator[Path]:
 
 
 def files_bytes(store: AgentStore) -> int:
-    assert store.disk is not None
-    return sum(path.stat().st_size for kind in ("blocks", "manifests") for path in (store.disk.path / kind).iterdir())
+    return sum(
+        path.stat().st_size for kind in ("blocks", "manifests") for path in (fake.directory(store) / kind).iterdir()
+    )
 
 
 def reopened(root: Path) -> dict[str, list[int]]:
     """Agents after a restart, with their histories."""
     store = open_store(root, files=UnsyncedFiles())
-    found = {name: store.history(agent).ids for (_, name), agent in store.agents.items()}
-    assert store.warm.quarantined == 0
+    found = {name: store.history(agent).ids for (_, name), agent in store.agents.by_name.items()}
+    assert store.warm.quarantine.count == 0
     store.close()
     return found
 
@@ -63,7 +68,7 @@ def test_a_history_whose_last_blocks_were_given_up_survives_a_restart(tmp_path: 
             assert talk(store, "alice", [*HISTORY, 1]).committed
         case _:
             store.pin("alice", deed == "pin")
-    manifest = store.manifest(store.find("alice"))
+    manifest = store.histories.manifest(store.find("alice"))
     assert len(manifest.blocks) == -(-manifest.kv_tokens // BLOCK_TOKENS)
     store.close()
     found = reopened(tmp_path)
@@ -93,7 +98,7 @@ def test_an_odd_manifest_keeps_its_tokens_and_text(tmp_path: Path, odd: dict[str
     fields = {name: getattr(decode(path.read_bytes()), name) for name in Manifest.__dataclass_fields__}
     path.write_bytes(b"".join(bytes(part) for part in encode(Manifest(**(fields | odd)))))
     store = open_store(tmp_path, files=UnsyncedFiles())
-    assert store.warm.quarantined == 0
+    assert store.warm.quarantine.count == 0
     with store.open_turn("alice", CAPACITY) as turn:
         assert turn.history.ids == HISTORY
         assert turn.history.runs == (Run(" ".join(map(str, HISTORY)), False, 32),)
@@ -127,16 +132,16 @@ def test_an_agent_that_speaks_while_old_ones_expire_stays(tmp_path: Path) -> Non
     for name in ("old", "alice", "talking"):
         talk(store, name, HISTORY)
     now[0] += 20_000
-    delete = store.delete_if
+    delete = store.histories.remove_if
 
     def speak_first(agent: object, condition: object) -> bool:
         if getattr(agent, "name", "") == "alice":
             assert talk(store, "alice", [*HISTORY, 1]).committed
         return delete(agent, condition)  # type: ignore[arg-type]
 
-    store.delete_if = speak_first  # type: ignore[method-assign]
+    store.histories.remove_if = speak_first  # type: ignore[method-assign]
     with store.open_turn("talking", CAPACITY):
-        assert store.warm.expire(now[0] - 10_000) == 1
+        assert store.expiry.remove_unused_since(now[0] - 10_000) == 1
     store.close()
     assert reopened(tmp_path) == {"alice": [*HISTORY, 1], "talking": HISTORY}
 
@@ -150,35 +155,36 @@ def test_a_clock_that_is_wrong_or_a_long_absence_does_not_empty_the_store(tmp_pa
     store.close()
     now[0] += 1e9  # 30 years
     store = open_store(tmp_path, files=UnsyncedFiles(), clock=lambda: now[0], most_age_s=10_000.0)
-    assert sorted(name for _, name in store.agents) == ["alice", "bob"]  # age counts until the last use of anybody
+    assert sorted(name for _, name in store.agents.by_name) == [
+        "alice",
+        "bob",
+    ]  # age counts until the last use of anybody
     now[0] += 500.0
     talk(store, "bob", [*HISTORY, 1])
     store.close()
     now[0] = 10.0  # back in the past
     store = open_store(tmp_path, files=UnsyncedFiles(), clock=lambda: now[0], most_age_s=10_000.0)
-    assert sorted(name for _, name in store.agents) == ["alice", "bob"]
+    assert sorted(name for _, name in store.agents.by_name) == ["alice", "bob"]
     store.close()
 
 
 def test_a_clock_that_jumps_while_we_run_makes_nobody_older(tmp_path: Path) -> None:
     now, steady = [1000.0], [0.0]
     store = open_store(tmp_path, files=UnsyncedFiles(), clock=lambda: now[0], most_age_s=10_000.0)
-    store._steady = lambda: steady[0]
-    store._looked_for_old = now[0], steady[0]
+    store.expiry._steady = lambda: steady[0]
+    store.expiry._looked = now[0], steady[0]
     talk(store, "alice", HISTORY)
     for jump, elapsed in ((1e9, 4000.0), (-1e8, 4000.0), (1e8 + 4000.0, 4000.0)):
         now[0] += jump
         steady[0] += elapsed
         talk(store, "bob", [int(elapsed)])
-        if store._expiring is not None:
-            store._expiring.join()
-        assert "alice" in {name for _, name in store.agents}
+        store.expiry.wait()
+        assert "alice" in {name for _, name in store.agents.by_name}
     now[0] += 20_000.0
     steady[0] += 20_000.0
     talk(store, "bob", [1])
-    assert store._expiring is not None
-    store._expiring.join()
-    assert {name for _, name in store.agents} == {"bob"}
+    store.expiry.wait()
+    assert {name for _, name in store.agents.by_name} == {"bob"}
     store.close()
 
 
@@ -189,10 +195,10 @@ def test_new_tenants_at_once_get_one_salt_each_and_the_file_is_always_whole(tmp_
     class Torn(UnsyncedFiles):
         def rename(self, old: Path, new: Path) -> None:
             super().rename(old, new)
-            unsealed(new)  # raises if two threads wrote into one temporary file
+            unsealed(DirectoryStore(tmp_path), TENANTS)  # raises if two threads wrote into one temporary file
 
     counters: Counter[str] = Counter()
-    tenants = Tenants(tmp_path, Torn(), True, counters)
+    tenants = Tenants(DirectoryStore(tmp_path, Torn()), True, counters)
     salts: dict[str, set[bytes]] = {f"t{number}": set() for number in range(40)}
     errors: list[BaseException] = []
     start = threading.Barrier(8)
@@ -214,7 +220,7 @@ def test_new_tenants_at_once_get_one_salt_each_and_the_file_is_always_whole(tmp_
     assert not errors
     assert counters["save_errors"] == 0
     assert [len(found) for found in salts.values()] == [1] * len(salts)
-    on_disk = unsealed(tmp_path / "tenants.json")
+    on_disk = unsealed(DirectoryStore(tmp_path), TENANTS)
     assert {tenant: {bytes.fromhex(on_disk[tenant])} for tenant in salts} == salts
 
 
@@ -225,16 +231,16 @@ def test_new_tenants_at_once_get_one_salt_each_and_the_file_is_always_whole(tmp_
 def test_conversations_that_can_not_be_saved_are_bounded(tmp_path: Path, what: str) -> None:
     first = open_store(tmp_path, files=UnsyncedFiles()) if what == "read-only" else None
     store = open_store(None if what == "off" else tmp_path, budget_blocks=64, files=UnsyncedFiles())
-    store.unsaved = Unsaved(most_unnamed=20)
+    store.agents.unsaved = Unsaved(most_unnamed=20)
     if what == "quota full":
-        store.warm.quota = store.warm.bytes + store.warm.other_bytes
+        store.shared.quota = store.warm.bytes + store.shared.other_bytes
     talk(store, "named", [7] * 40)
     for number in range(60):
         receipt = talk(store, None, [number] * 40)
         assert receipt.committed is False
         assert receipt.error
-    assert len(store.agents) == 21
-    assert len(store.tree.nodes) <= 1 + 21 * 5
+    assert len(store.agents.by_name) == 21
+    assert len(store.index.tree.nodes) <= 1 + 21 * 5
     assert store.history(store.find("named")).ids == [7] * 40
     assert talk(store, None, [*[59] * 40, 1]).cached_tokens == 40  # the latest are still there
     store.close()
@@ -244,10 +250,10 @@ def test_conversations_that_can_not_be_saved_are_bounded(tmp_path: Path, what: s
 
 def test_named_agents_that_can_not_be_saved_are_bounded_by_bytes() -> None:
     store = open_store(None)
-    store.unsaved = Unsaved(most_bytes=50_000)
+    store.agents.unsaved = Unsaved(most_bytes=50_000)
     for number in range(30):
         talk(store, f"agent {number}", [number] * 40)
-    kept = sorted(int(name.split()[1]) for _, name in store.agents)
+    kept = sorted(int(name.split()[1]) for _, name in store.agents.by_name)
     assert kept == list(range(30 - len(kept), 30))
     assert 5 < len(kept) < 15
     store.close()
@@ -258,10 +264,10 @@ def test_a_conversation_that_is_saved_later_no_longer_counts(tmp_path: Path) -> 
     store = open_store(tmp_path, files=files)
     files.arm("write", 1, errno.ENOSPC, lasting=True)
     talk(store, "alice", HISTORY)
-    assert len(store.unsaved) == 1
+    assert len(store.agents.unsaved) == 1
     files.heal()
     store.evict("alice")
-    assert len(store.unsaved) == 0
+    assert len(store.agents.unsaved) == 0
     store.close()
 
 
@@ -280,7 +286,7 @@ def test_rm_says_what_stays_counts_it_and_tries_again(tmp_path: Path) -> None:
     assert store.warm.bytes == files_bytes(store) > 0
     files.heal()
     talk(store, "bob", [5] * 9)
-    assert {key.hex() for key, _ in store.disk.blocks()} == {  # type: ignore[union-attr]
+    assert {key.hex() for key in fake.saved_keys(store)} == {  # type: ignore[union-attr]
         node.key.hex() for node in store.find("bob").chain()
     }
     assert store.warm.bytes == files_bytes(store)
@@ -385,8 +391,7 @@ def test_a_refused_rm_puts_back_what_was_on_disk_and_no_more(tmp_path: Path) -> 
     with pytest.raises(StoreError, match="'alice' was not removed"):
         store.delete("alice")
     (path,) = tmp_path.glob("*/manifests/*")
-    assert store.disk is not None
-    assert set(decode(path.read_bytes()).blocks) <= {key for key, _ in store.disk.blocks()}
+    assert set(decode(path.read_bytes()).blocks) <= fake.saved_keys(store)
     assert store.history(store.find("alice")).ids == HISTORY
     store.close()
     assert reopened(tmp_path) == {"alice": HISTORY}
@@ -424,9 +429,9 @@ def test_blocks_whose_directory_could_not_be_synced_are_written_again(tmp_path: 
     assert not talk(store, "alice", HISTORY).committed
     names = {node.key.hex() for node in store.find("alice").chain()}
     assert names <= files.renamed
-    with store.lock:  # the memory is needed for something else: these are read from disk, to be written again
+    with store.index.lock:  # the memory is needed for something else: these are read from disk, to be written again
         for node in store.find("alice").chain()[2:]:
-            assert store.cool(node, forced=True)
+            assert store.index.cool(node, forced=True)
     files.renamed.clear()
     assert talk(store, "alice", [*HISTORY, 1]).committed
     assert names <= files.renamed
@@ -442,8 +447,8 @@ def test_a_suspect_block_is_not_dropped_from_memory_before_it_is_safe(tmp_path: 
     store = open_store(tmp_path, files=files)
     files.arm("sync_directory", 1, errno.EIO, lasting=True)
     talk(store, "alice", HISTORY)
-    with store.lock:
-        assert not any(store.cool(node) for node in store.find("alice").chain())
+    with store.index.lock:
+        assert not any(store.index.cool(node) for node in store.find("alice").chain())
     files.heal()
     store.evict("alice")
     assert talk(store, "alice", [*HISTORY, 1]).tier == "warm"
@@ -498,9 +503,11 @@ def test_a_turn_that_is_suspended_twice_loses_no_memory(tmp_path: Path) -> None:
         turn.resume()
         turn.suspend()
     store.flush()
-    assert {store.pool.owners(node.block) for node in store.tree.nodes.values() if node.block is not None} == {1}
+    assert {
+        store.index.pool.owners(node.block) for node in store.index.tree.nodes.values() if node.block is not None
+    } == {1}
     store.evict("alice")
-    assert store.pool.in_use == 0
+    assert store.index.pool.in_use == 0
     store.close()
 
 
@@ -515,7 +522,7 @@ def test_a_block_that_can_not_be_read_for_a_moment_is_not_given_up(
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
 
     with monkeypatch.context() as patch:
-        patch.setattr("everwarm.kv.disk.read_into", failing)
+        patch.setattr("everwarm.kv.disk.directory.read_into", failing)
         with store.open_turn("alice", CAPACITY) as turn:
             receipt = turn.acquire([*HISTORY, 1])
             assert receipt.reason == os.strerror(errno.EMFILE)  # and no path of this machine

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from everwarm.errors import CapacityError
 from everwarm.kernels.backend import BlockMemory
 from everwarm.kernels.native import NativeBlocks
-from everwarm.kv.pool import BlockPool, HeapBlocks, SequenceKV
+from everwarm.kv.index.pool import BlockPool, HeapBlocks, SequenceKV
 
 
 def native() -> NativeBlocks:
@@ -31,8 +31,18 @@ def memory(request: pytest.FixtureRequest) -> BlockMemory:
     return make()
 
 
-def pool_of(memory: BlockMemory, blocks: int) -> BlockPool:
-    return BlockPool(memory, blocks * memory.block_bytes)
+class Reclaim:
+    """A `Reclaimer` that does as the test says."""
+
+    size_bytes = 0
+
+    def __init__(self) -> None:
+        self.reclaim: Callable[[int], None] = lambda blocks: None
+        self.wait: Callable[[], bool] = lambda: False
+
+
+def pool_of(memory: BlockMemory, blocks: int, reclaimer: Reclaim | None = None) -> BlockPool:
+    return BlockPool(memory, blocks * memory.block_bytes, reclaimer)
 
 
 def test_a_block_goes_when_its_last_owner_does(memory: BlockMemory) -> None:
@@ -110,14 +120,15 @@ def test_a_sequence_is_never_longer_than_its_capacity(memory: BlockMemory) -> No
 
 
 def test_over_budget_all_blocks_are_given_or_none(memory: BlockMemory) -> None:
-    pool = pool_of(memory, 5)
+    reclaimer = Reclaim()
+    pool = pool_of(memory, 5, reclaimer)
     asked: list[int] = []
-    pool.make_room = asked.append
+    reclaimer.reclaim = asked.append
     kept = pool.allocate_many(3)
     with pytest.raises(CapacityError, match=re.escape("hold 5 blocks") + ".*3 are in use and 4 more.*--kv-budget"):
         pool.allocate_many(4)
     assert (set(asked), pool.in_use, memory.in_use) == ({2}, 3, 3)
-    pool.make_room = lambda count: pool.drop(kept[:count])
+    reclaimer.reclaim = lambda count: pool.drop(kept[:count])
     assert len(pool.allocate_many(4)) == 4
     assert pool.in_use == 5
 
@@ -138,7 +149,8 @@ def test_it_waits_while_waiting_may_help(memory: BlockMemory, last: bool) -> Non
     """As for blocks that are being written: soon someone else will drop them. Perhaps the last of them just before
     there was nothing to wait for any more.
     """
-    pool = pool_of(memory, 2)
+    reclaimer = Reclaim()
+    pool = pool_of(memory, 2, reclaimer)
     held = pool.allocate_many(2)
     answers = [True, last, False]
 
@@ -147,7 +159,7 @@ def test_it_waits_while_waiting_may_help(memory: BlockMemory, last: bool) -> Non
             pool.drop([held.pop()])
         return answers.pop(0)
 
-    pool.wait_for_room = wait
+    reclaimer.wait = wait
     assert pool.allocate() not in held
     assert answers == [False]
     with pytest.raises(CapacityError):

@@ -66,7 +66,7 @@ class Scribe:
         assert not self.store.read_only
 
     def reopen(self) -> None:
-        quota = self.store.warm.quota
+        quota = self.store.shared.quota
         self.store.close()
         self.store = self._open(quota=quota)
 
@@ -136,23 +136,22 @@ def check_directory(base: Path, promises: Promises, deleted: set[Path]) -> None:
     """It opens, nothing in it is damaged or left over, and every agent is as it was promised."""
     store = fake.open_store(base / ROOT, files=UnsyncedFiles())
     try:
-        assert (store.read_only, store.warm.quarantined, store.counters["corrupt"]) == ("", 0, 0)
+        assert (store.read_only, store.warm.quarantine.count, store.counters["corrupt"]) == ("", 0, 0)
         assert not list(base.rglob("*.part"))
         verify(store)
         for who, states in promises.items():
             check_agent(store, base, who, states, deleted)
-        known = {who for who in store.agents if not who[1].startswith("anonymous")}
+        known = {who for who in store.agents.by_name if not who[1].startswith("anonymous")}
         assert known <= set(promises)
     finally:
         store.close()
-    assert store.pool.in_use == 0
+    assert store.index.pool.in_use == 0
 
 
 def verify(store: AgentStore) -> None:
     """Every file is whole, and the quota counts each once."""
-    assert store.disk is not None
     total = 0
-    for path in [*store.disk.path.glob("blocks/*"), *store.disk.path.glob("manifests/*")]:
+    for path in [*fake.directory(store).glob("blocks/*"), *fake.directory(store).glob("manifests/*")]:
         container.decode(path.read_bytes())
         total += path.stat().st_size
     assert store.warm.bytes == total
@@ -160,7 +159,7 @@ def verify(store: AgentStore) -> None:
 
 def check_agent(store: AgentStore, base: Path, who: Who, states: frozenset[State], deleted: set[Path]) -> None:
     tenant, name = who
-    agent = store.agents.get(who)
+    agent = store.agents.by_name.get(who)
     if agent is None:
         assert State() in states, f"{name} is gone"
         return
@@ -170,8 +169,7 @@ def check_agent(store: AgentStore, base: Path, who: Who, states: frozenset[State
         prompt = [*found.tokens, 1]
         receipt = turn.acquire(prompt)
         fake.check(turn, prompt)
-    assert store.disk is not None
-    paths = [store.disk.block_path(node.key).relative_to(base) for node in agent.chain()]
+    paths = [fake.block_path(store, node.key).relative_to(base) for node in agent.chain()]
     gone = [number for number, path in enumerate(paths) if path in deleted]  # by quota
     if gone:
         assert receipt.cached_tokens >= gone[0] * BLOCK_TOKENS
@@ -235,8 +233,7 @@ def test_forks_pins_and_deletes_survive_power_loss(tmp_path: Path) -> None:
 
 def test_agents_under_a_quota_survive_power_loss(tmp_path: Path) -> None:
     scribe = Scribe(tmp_path / "run")
-    assert scribe.store.disk is not None
-    scribe.store.warm.quota = 9 * scribe.store.disk.block_file_bytes + 6 * 4700
+    scribe.store.shared.quota = 9 * scribe.store.warm.block_bytes + 6 * 4700
     histories = {name: tokens(number, 14) for number, name in enumerate(["alice", "bob", "carol", "dave"])}
     scribe.talk("alice", histories["alice"])
     scribe.pin("alice")
@@ -253,9 +250,8 @@ def test_agents_under_a_quota_survive_power_loss(tmp_path: Path) -> None:
 def test_whatever_agents_do_survives_power_loss(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     scribe = Scribe(tmp_path / "run", budget_blocks=chance.choice([12, None]))
-    assert scribe.store.disk is not None
     if seed % 2:
-        scribe.store.warm.quota = 14 * scribe.store.disk.block_file_bytes + 8 * 4700
+        scribe.store.shared.quota = 14 * scribe.store.warm.block_bytes + 8 * 4700
     for step in range(14):
         names = [name for (tenant, name), state in scribe.states.items() if tenant == "default" and state.tokens]
         name = chance.choice(names or ["alice"])

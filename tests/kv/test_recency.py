@@ -5,10 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from everwarm.kv import others
 from everwarm.kv.chain import Key
-from everwarm.kv.recency import Recency, rank_on_disk
-from everwarm.kv.tree import Node
+from everwarm.kv.disk.directory import DirectoryStore
+from everwarm.kv.eviction import worth
+from everwarm.kv.index.recency import Recency
+from everwarm.kv.index.tree import Node
+from everwarm.kv.warm import others
+from everwarm.kv.warm.blockstore import Blob, BlockStore
 from kv.fake import BLOCK_TOKENS, model_ids, open_store, talk
 from kv.simulated_disk import UnsyncedFiles, memory_directory
 
@@ -17,6 +20,10 @@ from kv.simulated_disk import UnsyncedFiles, memory_directory
 def tmp_path() -> Iterator[Path]:
     with memory_directory() as path:
         yield path
+
+
+def rank_on_disk(node: Node) -> int:
+    return worth(node.named > 0, node.pinned > 0)
 
 
 def node(**fields: int) -> Node:
@@ -77,18 +84,18 @@ def test_memory_that_is_full_is_not_searched(tmp_path: Path, monkeypatch: pytest
         talk(store, f"agent {number}", [number] * 100 * BLOCK_TOKENS)
         store.pin(f"agent {number}", pinned)
     store.flush()
-    assert store.pool.in_use == 600
+    assert store.index.pool.in_use == 600
     looked = 0
-    may_cool = store._may_cool
+    may_cool = store.index._may_cool
 
     def counted(node: Node, forced: bool) -> bool:
         nonlocal looked
         looked += 1
         return may_cool(node, forced)
 
-    monkeypatch.setattr(store, "_may_cool", counted)
+    monkeypatch.setattr(store.index, "_may_cool", counted)
     for _ in range(50):
-        store.pool.drop([store.pool.allocate()])
+        store.index.pool.drop([store.index.pool.allocate()])
         talk(store, "new", [7])
     assert looked < 1000  # not 600 for each
     store.close()
@@ -98,9 +105,9 @@ def test_a_quota_that_is_full_is_not_searched(tmp_path: Path) -> None:
     store = open_store(tmp_path, files=UnsyncedFiles())
     for number in range(6):
         talk(store, f"agent {number}", [number] * 100 * BLOCK_TOKENS)
-    store.warm.quota = store.warm.bytes + store.warm.other_bytes
+    store.shared.quota = store.warm.bytes + store.shared.other_bytes
     looked = 0
-    oldest = store.warm.recency.oldest
+    oldest = store.index.warm.oldest
 
     def counted(rank: int, count: int, busy: object) -> list[Node]:
         nonlocal looked
@@ -108,13 +115,13 @@ def test_a_quota_that_is_full_is_not_searched(tmp_path: Path) -> None:
         looked += len(found)
         return found
 
-    store.warm.recency.oldest = counted  # type: ignore[assignment, method-assign]
+    store.index.warm.oldest = counted  # type: ignore[assignment, method-assign]
     before = store.counters["warm_evictions"]
     for number in range(50):
         assert talk(store, f"new {number}", [1000 + number] * 3 * BLOCK_TOKENS).committed
     gone = store.counters["warm_evictions"] - before
     assert 150 <= gone == looked < 400
-    assert store.warm.bytes + store.warm.other_bytes <= store.warm.quota
+    assert store.warm.bytes + store.shared.other_bytes <= store.shared.quota
     store.close()
 
 
@@ -127,17 +134,17 @@ def test_other_models_are_looked_through_once(tmp_path: Path, monkeypatch: pytes
     plans = 0
     victims = others.victims
 
-    def counted(root: Path, without: str = "") -> Iterator[Path]:
+    def counted(store: BlockStore, loaded: frozenset[str] = frozenset()) -> Iterator[tuple[Blob, int]]:
         nonlocal plans
         plans += 1
-        return victims(root, without)
+        return victims(store, loaded)
 
     monkeypatch.setattr(others, "victims", counted)
     store = open_store(tmp_path, files=UnsyncedFiles())
-    store.warm.quota = store.warm.bytes + store.warm.other_bytes
+    store.shared.quota = store.warm.bytes + store.shared.other_bytes
     for number in range(20):
         assert talk(store, f"new {number}", [1000 + number] * 3 * BLOCK_TOKENS).committed
-        assert store.warm.bytes + store.warm.other_bytes <= store.warm.quota
+        assert store.warm.bytes + store.shared.other_bytes <= store.shared.quota
     assert plans == 1
     assert all(store.find(f"new {number}").chain()[0].on_disk for number in range(20))
     store.close()
@@ -149,11 +156,11 @@ def test_other_models_are_looked_through_once(tmp_path: Path, monkeypatch: pytes
 def test_what_is_quarantined_later_goes_first(tmp_path: Path) -> None:
     (tmp_path / "quarantine").mkdir()
     (tmp_path / "quarantine" / "old").write_bytes(bytes(100))
-    models = others.OtherModels(tmp_path, "none", UnsyncedFiles())
+    models = others.OtherModels(DirectoryStore(tmp_path, UnsyncedFiles()))
     assert models.bytes == 100
     models.plan_ahead()
     (tmp_path / "quarantine" / "new").write_bytes(bytes(50))
-    models.quarantined(tmp_path / "quarantine" / "new", 50)
+    models.quarantined(Blob("", "quarantine", "new"), 50)
     assert models.free(10) == 50
     assert (models.bytes, [path.name for path in (tmp_path / "quarantine").iterdir()]) == (100, ["old"])
     assert models.free(1000) == 100

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from everwarm.kv import restore
-from everwarm.kv.restore import Speed
+from everwarm.kv.receipt import Why
 from everwarm.kv.store import AgentStore
+from everwarm.kv.warm import restore
+from everwarm.kv.warm.restore import Speed
 from kv.fake import BLOCK_TOKENS, open_store, talk
 from kv.simulated_disk import UnsyncedFiles, memory_directory
 
@@ -29,7 +30,7 @@ def store(tmp_path: Path) -> Iterator[AgentStore]:
 
 def measure(store: AgentStore, read_s: float, compute_s: float) -> None:
     """Seconds per block."""
-    store.read_speed.seconds, store.compute_speed.seconds = read_s, compute_s / BLOCK_TOKENS
+    store.restorer.read_speed.seconds, store.restorer.compute_speed.seconds = read_s, compute_s / BLOCK_TOKENS
 
 
 def test_what_is_sooner_computed_is_not_read(store: AgentStore) -> None:
@@ -55,13 +56,13 @@ def test_after_some_refusals_the_disk_is_tried_again(store: AgentStore) -> None:
 
 def test_one_gap_is_compared_with_computing_everything_behind_it(store: AgentStore) -> None:
     talk(store, "alice", HISTORY)
-    with store.lock:
-        assert store.cool(store.find("alice").chain()[0])
+    with store.index.lock:
+        assert store.index.cool(store.find("alice").chain()[0])
     measure(store, read_s=3.5, compute_s=1.0)  # one block to read, or four to compute
     receipt = talk(store, "alice", [*HISTORY, 1])
     assert (receipt.tier, receipt.restored_blocks, receipt.cached_tokens) == ("warm", 1, 32)
-    with store.lock:
-        assert store.cool(store.find("alice").chain()[3])
+    with store.index.lock:
+        assert store.index.cool(store.find("alice").chain()[3])
     measure(store, read_s=3.5, compute_s=1.0)  # one block to read, or one to compute
     receipt = talk(store, "alice", [*HISTORY, 1, 2])
     assert (receipt.tier, receipt.cached_tokens) == ("hot", 24)
@@ -72,22 +73,22 @@ def test_waiting_for_memory_does_not_count_as_reading(store: AgentStore, monkeyp
     store.evict("alice")
     now = [0.0]
     monkeypatch.setattr(restore.time, "perf_counter", lambda: now[0])
-    allocate, read_all = store.pool.allocate_many, restore._read_all
+    allocate, read_all = store.index.pool.allocate_many, store.restorer._read_all
 
     def slow_allocate(count: int, clear: bool = True, wait: bool = True) -> list[int]:
         now[0] += 100.0
         return allocate(count, clear, wait)
 
-    def timed_read(*arguments: object) -> list[str | None]:
+    def timed_read(*arguments: object) -> list[Why | None]:
         now[0] += 4.0
         return read_all(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(store.pool, "allocate_many", slow_allocate)
-    monkeypatch.setattr(restore, "_read_all", timed_read)
+    monkeypatch.setattr(store.index.pool, "allocate_many", slow_allocate)
+    monkeypatch.setattr(store.restorer, "_read_all", timed_read)
     with store.open_turn("alice", 100) as turn:
         receipt = turn.acquire([*HISTORY, 1])
     assert (receipt.restored_blocks, receipt.restore_s) == (4, 104.0)
-    assert store.read_speed.seconds == 1.0
+    assert store.restorer.read_speed.seconds == 1.0
 
 
 def test_one_hiccup_is_not_the_speed_of_a_disk() -> None:

@@ -22,7 +22,7 @@ def test_a_history_is_hot_after_its_turn_and_warm_after_a_restart(tmp_path: Path
     warm = talk(store, "alice", [*longer, 11])
     assert (warm.tier, warm.cached_tokens, warm.match, warm.restored_blocks) == ("warm", 54, "extended", 7)
     store.close()
-    assert store.pool.in_use == 0
+    assert store.index.pool.in_use == 0
 
 
 def test_the_same_prompt_again_computes_one_token(tmp_path: Path) -> None:
@@ -50,9 +50,9 @@ def test_a_changed_history_is_reused_up_to_the_change(tmp_path: Path) -> None:
 def test_evicted_is_warm_and_its_memory_is_free(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     talk(store, "alice", HISTORY)
-    assert store.pool.in_use == 7
-    assert store.evict("alice") == 7 * store.pool.block_bytes
-    assert store.pool.in_use == 0
+    assert store.index.pool.in_use == 7
+    assert store.evict("alice") == 7 * store.index.pool.block_bytes
+    assert store.index.pool.in_use == 0
     assert talk(store, "alice", [*HISTORY, 1]).tier == "warm"
     store.close()
 
@@ -62,7 +62,7 @@ def test_equal_prefixes_are_kept_once_and_not_across_tenants(tmp_path: Path) -> 
     talk(store, "alice", HISTORY)
     shared = talk(store, "bob", [*HISTORY, 1, 2])
     assert (shared.cached_tokens, shared.match, shared.tier) == (50, "shared", "hot")
-    assert store.pool.in_use == 8  # six full ones together, and an end for each
+    assert store.index.pool.in_use == 8  # six full ones together, and an end for each
     other = talk(store, "alice", HISTORY, tenant="other")
     assert (other.cached_tokens, other.reason) == (0, "no such agent")
     store.close()
@@ -74,7 +74,7 @@ def test_a_fork_shares_everything_until_it_grows(tmp_path: Path) -> None:
     before = store.warm.bytes
     for number in range(20):
         store.fork("alice", f"copy {number}")
-    assert store.pool.in_use == 7
+    assert store.index.pool.in_use == 7
     assert store.warm.bytes - before < 20 * 5000
     with pytest.raises(StoreError, match="exists already"):
         store.fork("alice", "copy 3")
@@ -83,7 +83,7 @@ def test_a_fork_shares_everything_until_it_grows(tmp_path: Path) -> None:
     for number in range(20):
         store.delete(f"copy {number}")
     store.delete("alice")
-    assert (store.pool.in_use, store.warm.bytes, list(tmp_path.glob("*/blocks/*"))) == (0, 0, [])
+    assert (store.index.pool.in_use, store.warm.bytes, list(tmp_path.glob("*/blocks/*"))) == (0, 0, [])
     store.close()
 
 
@@ -94,7 +94,7 @@ def test_under_a_small_budget_agents_go_to_disk_and_come_back(tmp_path: Path) ->
         for name, history in histories.items():
             histories[name] = [*history, 1]
             assert talk(store, name, histories[name]).cached_tokens in (0, len(history))
-            assert store.pool.in_use <= 10
+            assert store.index.pool.in_use <= 10
     assert store.counters["hot_evictions"] > 0
     store.close()
 
@@ -108,7 +108,7 @@ def test_a_sequence_larger_than_the_budget_is_refused_and_leaves_nothing(tmp_pat
     store.flush()
     assert talk(store, "bob", HISTORY[:10]).committed
     store.close()
-    assert store.pool.in_use == 0
+    assert store.index.pool.in_use == 0
 
 
 def test_without_a_name_a_conversation_is_found_by_its_content(tmp_path: Path) -> None:
@@ -134,12 +134,12 @@ def test_blocks_of_a_turn_that_was_not_committed_are_found_after_a_restart(tmp_p
 
 def test_quota_lets_anonymous_conversations_go_first_and_leaves_before_parents(tmp_path: Path) -> None:
     store = open_store(tmp_path)
-    file = store.disk.block_file_bytes
-    store.warm.quota = 16 * file + 3 * 5000
+    file = store.warm.block_bytes
+    store.shared.quota = 16 * file + 3 * 5000
     talk(store, "alice", HISTORY)
     talk(store, None, [5, *HISTORY])
     talk(store, "bob", [6, *HISTORY])
-    assert store.warm.bytes <= store.warm.quota
+    assert store.warm.bytes <= store.shared.quota
     store.close()
     store = open_store(tmp_path)
     assert talk(store, "alice", [*HISTORY, 1]).cached_tokens == 50
@@ -152,7 +152,7 @@ def test_a_pinned_agent_stays(tmp_path: Path) -> None:
     store = open_store(tmp_path, budget_blocks=16)
     talk(store, "alice", HISTORY)
     store.pin("alice")
-    store.warm.quota = 12 * store.disk.block_file_bytes
+    store.shared.quota = 12 * store.warm.block_bytes
     for number in range(5):
         talk(store, f"agent {number}", [number, *HISTORY[:20]])
     assert talk(store, "alice", [*HISTORY, 1]).tier == "hot"
@@ -226,7 +226,7 @@ def test_a_block_is_not_written_twice_and_old_ends_go(tmp_path: Path) -> None:
         history.append(turn)
         talk(store, "alice", history)
     assert len(list(tmp_path.glob("*/blocks/*"))) == 10
-    full = store.counters["saved_bytes"] / store.disk.block_file_bytes
+    full = store.counters["saved_bytes"] / store.warm.block_bytes
     assert full == 10  # each full block once
     store.close()
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everwarm.kv.chain import Key, child_key, root_key, token_bytes, token_list
-from everwarm.kv.tree import Node, Tree, common_tokens
+from everwarm.kv.index.tree import Node, Tree, common_tokens
 
 BLOCK = 3
 tokens = st.lists(st.sampled_from([0, 1, 256, 2**32 - 1]), max_size=14)

@@ -48,7 +48,7 @@ from everwarm.config import PREFIX
 from everwarm.errors import StoreError
 from everwarm.kv import container
 from everwarm.kv import store as store_module
-from everwarm.kv.files import Files
+from everwarm.kv.disk.files import Files
 from everwarm.llm import LLM, End, Event
 from everwarm.text.history import tokenise
 from tiny import Tiny
@@ -130,8 +130,8 @@ class Life:
         self.number = 0
 
     def live(self) -> None:
-        if self.store.read_only or self.store.warm.quarantined or self.store.counters["corrupt"]:
-            self.say(wrong=f"store: {self.store.read_only!r}, {self.store.warm.quarantined} files in quarantine")
+        if self.store.read_only or self.store.warm.quarantine.count or self.store.counters["corrupt"]:
+            self.say(wrong=f"store: {self.store.read_only!r}, {self.store.warm.quarantine.count} files in quarantine")
         for name in [*AGENTS, COPY]:
             self.say(found=name, ids=self.history(name))
         count = 0
@@ -174,7 +174,7 @@ class Life:
         try:
             self.store.delete(name)
         except StoreError:
-            if ("default", name) in self.store.agents:
+            if ("default", name) in self.store.agents.by_name:
                 raise
 
     def talk(self, name: str, known: list[int]) -> None:
@@ -242,7 +242,7 @@ class Life:
         return self.number
 
     def history(self, name: str) -> list[int] | None:
-        agent = self.store.agents.get(("default", name))
+        agent = self.store.agents.by_name.get(("default", name))
         return None if agent is None else self.store.history(agent).ids
 
     def prompt(self, known: list[int]) -> list[int]:
@@ -264,7 +264,7 @@ class Life:
             said = said[: 2 * self.draw.randrange(1 + len(said) // 2)]
         words = bytes(self.words(1, 50)).decode("latin-1")
         messages = [*said, {"role": "user", "content": words}]
-        history = self.store.history(self.store.agents["default", "alice"]) if known else None
+        history = self.store.history(self.store.agents.by_name["default", "alice"]) if known else None
         segments, add_bos = self.llm.segments(messages=messages)
         runs, ids = (history.runs, history.ids) if history else ((), [])
         return {"messages": messages}, tokenise(self.llm.tokenizer, segments, add_bos, runs, ids).ids

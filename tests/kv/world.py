@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from everwarm.errors import CapacityError
 from everwarm.kv.manifest import text_digests
+from everwarm.kv.tools.import_ import import_agent
 from everwarm.kv.turn import Turn
 from everwarm.types import Run
 from kv import fake
@@ -72,7 +73,7 @@ class World(Lives):
         chosen = pick([None, *branches], which)
         if chosen is not None:
             state = self.view[chosen]
-            self.store.continue_branch(turn, text_digests([Run(state.text, False, len(state.tokens))]))
+            turn.continue_branch(text_digests([Run(state.text, False, len(state.tokens))]))
             assert turn.agent is None or tuple(turn.history.ids) == state.tokens
 
     def grow(self, which: int, words: Sequence[int], chunk: int, *, slow: bool = False) -> None:
@@ -117,8 +118,8 @@ class World(Lives):
         nameless = turn.agent is None
         receipt = turn.commit((Run(spelt(tokens), False, len(tokens)),))
         who = turn.tenant, receipt.agent
-        if self.undisturbed and receipt.committed and self.store.disk is not None:
-            assert self.store.disk.load(*who).kv_tokens == len(one.computed), "KV was computed and is not saved"
+        if self.undisturbed and receipt.committed and self.store.warm is not None:
+            assert self.store.warm.blocks.load(*who).kv_tokens == len(one.computed), "KV was computed and is not saved"
         if nameless:
             state = State(tokens, self.view.get(who, ABSENT).pinned, state.anonymous)
             number = self.begun(who, state)
@@ -146,7 +147,7 @@ class World(Lives):
 
     def fork(self, which: int, new: str) -> None:
         who = self._someone(which)
-        if who is None or (who[0], new) in self.store.agents:
+        if who is None or (who[0], new) in self.store.agents.by_name:
             return
         state = State(self.view[who].tokens)
         number = self.begun((who[0], new), state)
@@ -175,7 +176,7 @@ class World(Lives):
             try:
                 self.store.delete(who[1], who[0])
             finally:
-                if who not in self.store.agents:  # it is gone, even if some of its blocks could not be deleted
+                if who not in self.store.agents.by_name:  # it is gone, even if some of its blocks could not be deleted
                     self.mark(Acknowledged(number))
                     del self.view[who]
 
@@ -198,7 +199,7 @@ class World(Lives):
         path = self.base / EXPORTS / str(next(self._numbers))
         kept = self.directory / f"export {path.name}"
         with self.refusable("export"):
-            self.store.export(who[1], path, who[0])
+            fake.export_agent(self.store, who[1], path, who[0])
             shutil.move(path, kept)
             self.files.mark(Operation("unlink", path.relative_to(self.base)))
             self._exports.append((kept, self.view[who].tokens))
@@ -206,12 +207,12 @@ class World(Lives):
 
     def import_(self, which: int, tenant: str, new: str, *, trust: bool) -> None:
         chosen = pick(self._exports, which)
-        if chosen is None or (tenant, new) in self.store.agents:
+        if chosen is None or (tenant, new) in self.store.agents.by_name:
             return
         path, tokens = chosen
         number = self.begun((tenant, new), State(tokens))
         with self.refusable("import", (tenant, new)):
-            self.store.import_(path, new, tenant, trust=trust)
+            import_agent(self.store, path, new, tenant, trust=trust)
             self.mark(Acknowledged(number))
             self.view[tenant, new] = State(tokens)
 
@@ -221,12 +222,12 @@ class World(Lives):
         old = [
             (who, self.begun(who, ABSENT))
             for who, state in sorted(self.view.items())
-            if not (state.pinned or self._busy(who)) and self.store.agents[who].used < before
+            if not (state.pinned or self._busy(who)) and self.store.agents.by_name[who].used < before
         ]
         fired = self.files.fired
-        self.store.warm.expire(before)
+        self.store.expiry.remove_unused_since(before)
         for who, number in old:
-            if who not in self.store.agents:
+            if who not in self.store.agents.by_name:
                 self.mark(Acknowledged(number))
                 del self.view[who]
             else:
@@ -268,5 +269,5 @@ class World(Lives):
         return pick([who for who in sorted(self.view) if not self._busy(who)], which)
 
     def _busy(self, who: Who) -> bool:
-        agent = self.store.agents.get(who)
+        agent = self.store.agents.by_name.get(who)
         return agent is not None and agent.talks

@@ -8,7 +8,7 @@ import pytest
 
 from everwarm.kernels.backend import Backend
 from everwarm.kernels.reference import ReferenceBackend
-from everwarm.kv.pool import BlockPool, SequenceKV
+from everwarm.kv.index.pool import BlockPool, SequenceKV
 from everwarm.model import tensors
 from everwarm.model.config import read_config
 from everwarm.model.transformer import Span, Transformer

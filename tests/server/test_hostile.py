@@ -217,9 +217,9 @@ def go_away(server: Running, body: dict[str, Any], after: bytes | float | None) 
 def settled(server: Running) -> bool:
     """Nothing runs, and every block in use is one that is kept for the next turn."""
     store = server.llm.agents
-    with store.lock:
-        kept = sum(node.block is not None for node in store.tree.nodes.values())
-    return server.llm.engine.running == 0 and store.pool.in_use == kept
+    with store.index.lock:
+        kept = sum(node.block is not None for node in store.index.tree.nodes.values())
+    return server.llm.engine.running == 0 and store.index.pool.in_use == kept
 
 
 LONG = {"messages": [{"role": "user", "content": "word " * 300}], "logit_bias": LETTERS, "max_tokens": 400}

@@ -4,6 +4,7 @@ import asyncio
 import hmac
 import json
 import logging
+import re
 import socket
 import threading
 import time
@@ -21,6 +22,7 @@ from running import Running, running
 from everwarm.cli import app as cli
 from everwarm.cli.serve import parse_keys
 from everwarm.errors import ConfigError
+from everwarm.kv.receipt import Cause
 from everwarm.server import limits, response
 from everwarm.server.active_request import ActiveRequest
 from everwarm.server.app import create_app
@@ -28,7 +30,6 @@ from everwarm.server.loading import preload
 from everwarm.server.log import JsonFormatter
 from everwarm.server.openai.wire import TextWire
 from everwarm.server.process import Front, Progress
-from everwarm.server.request_metrics import reason_class
 from everwarm.server.serving import Limits
 from everwarm.weights.cache import Problem
 from tiny import Tiny
@@ -163,18 +164,14 @@ def test_every_metric_has_our_prefix_and_a_help_text(server: Running) -> None:
     assert [family.name for family in families if not family.documentation] == []
 
 
-@pytest.mark.parametrize(
-    ("reason", "name"),
-    [
-        ("exact", "exact"),
-        ("diverged at token 7, character 30", "diverged"),
-        ("other model: its history is of llama", "incompatible"),
-        ("checksum is wrong", "lost"),
-        ("", "none"),
-    ],
-)
-def test_reasons_become_few_words(reason: str, name: str) -> None:
-    assert reason_class(reason) == name
+def test_the_labels_of_lookups_are_causes(server: Running) -> None:
+    ask(server, everwarm={"agent": "labelled"})
+    ask(server, everwarm={"agent": "labelled"})
+    found = re.findall(
+        r'^everwarm_lookups_total\{reason="([^"]*)",tier="[^"]*"\}', httpx.get(server.url + "/metrics").text, re.M
+    )
+    assert found
+    assert set(found) <= set(Cause)
 
 
 # The log line ---------------------------------------------------------------------------------------------------------

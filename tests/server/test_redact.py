@@ -11,7 +11,8 @@ from running import FILE, Running, running
 
 from everwarm import config
 from everwarm.errors import PackError
-from everwarm.kv.owner import StoreLock
+from everwarm.kv.disk.directory import DirectoryStore
+from everwarm.kv.disk.lock import StoreLock
 from everwarm.server.errors import as_api_error
 from everwarm.server.redact import HIDDEN, without_paths
 from tiny import Tiny
@@ -64,15 +65,17 @@ def test_no_error_of_the_store_names_a_file(server: Running, tmp_path: Path, mon
         def fail(*arguments: Any) -> Any:
             raise OSError(errno.EIO, "Input/output error", str(tmp_path / "home" / "agents" / "secret"))
 
-        assert store.disk is not None
+        assert store.warm is not None
+        disk = store.warm.blocks.store
+        assert isinstance(disk, DirectoryStore)
         store.evict("ada")
         with monkeypatch.context() as reading:
-            reading.setattr(store.disk, "get", fail)
+            reading.setattr(disk, "get", fail)
             answers = [client.post("/v1/agents/ada/warm"), client.post("/v1/agents/ada/export")]
             again = client.post("/v1/chat/completions", json=HELLO)
         assert "Input/output error" in again.json()["everwarm"]["reason"]
         for name in ("create", "unlink", "rename"):
-            monkeypatch.setattr(store.disk.files, name, fail)
+            monkeypatch.setattr(disk.files, name, fail)
         bob = client.post("/v1/chat/completions", json=HELLO | {"everwarm": {"agent": "bob"}})
         assert bob.json()["everwarm"]["committed"] is False
         assert "Input/output error" in bob.json()["everwarm"]["error"]

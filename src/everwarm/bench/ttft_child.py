@@ -25,7 +25,8 @@ from everwarm.bench import ttft_disk
 from everwarm.bench.ttft_text import tokens
 from everwarm.engine.prefill import PREFILL_CHUNK
 from everwarm.errors import EverwarmError, StoreError
-from everwarm.kv.owner import DEFAULT_TENANT
+from everwarm.kv.index.pool import BlockPool
+from everwarm.kv.warm.tenants import DEFAULT_TENANT
 from everwarm.llm import LLM, End, Event, load
 from everwarm.model.transformer import Span
 from everwarm.types import Run
@@ -127,7 +128,7 @@ def _round(llm: LLM, unsaving: LLM | None, setup: Setup) -> Iterator[Measured]:
                     _known(llm, setup, "", bases, prompts)
         if "warm" in setup.states or "restart" in setup.states:
             files = _files(llm, bases[:1])[:-1]
-            found = ttft_disk.measure(files, llm._pool, dropped=setup.page_cache == "dropped")
+            found = ttft_disk.measure(files, BlockPool(llm.agents.memory), dropped=setup.page_cache == "dropped")
             yield Measured("bandwidth", setup.context, batch, bandwidth=asdict(found))
     for batch in setup.batch_sizes if "restart" in setup.states else ():  # last: what has two owners is not evicted
         for number in range(batch):
@@ -236,7 +237,7 @@ def _delete(llm: LLM, names: list[str], tenants: list[str] | None = None) -> Non
 
 
 def _is_known(llm: LLM, name: str) -> bool:
-    return (DEFAULT_TENANT, name) in llm.agents.agents
+    return any(agent.name == name for agent in llm.agents.listed(DEFAULT_TENANT))
 
 
 def _warm_up(llm: LLM) -> None:
@@ -254,11 +255,8 @@ def _prompt(llm: LLM, setup: Setup, number: int) -> list[int]:
 
 def _files(llm: LLM, names: list[str]) -> list[Path]:
     """Files of these agents: their blocks, then the manifest of each."""
-    store = llm.agents
-    assert store.disk is not None
-    agents = [store.find(name) for name in names]
-    blocks = [store.disk.block_path(node.key) for agent in agents for node in agent.chain()]
-    return blocks + [store.disk.manifest_path(agent.tenant, agent.name) for agent in agents]
+    files = [llm.agents.locations(llm.agents.find(name)) for name in names]
+    return [Path(path) for blocks in files for path in blocks[:-1]] + [Path(blocks[-1]) for blocks in files]
 
 
 def _writer_cpu() -> float:

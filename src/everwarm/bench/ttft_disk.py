@@ -18,9 +18,9 @@ import numpy as np
 import xxhash
 
 from everwarm.kv.container import ALIGNMENT
-from everwarm.kv.files import read_into
-from everwarm.kv.pool import BlockPool
-from everwarm.kv.restore import READERS
+from everwarm.kv.disk.files import read_into
+from everwarm.kv.index.pool import BlockPool
+from everwarm.kv.warm.restore import READERS
 
 DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 

@@ -12,7 +12,7 @@ import numpy as np
 from everwarm.bench.ttft import PeerRun
 from everwarm.bench.ttft_child import Measured
 from everwarm.errors import ConfigError
-from everwarm.kv.restore import READERS
+from everwarm.kv.warm.restore import READERS
 
 SLACK, CONSTANT_S = 1.3, 0.003
 """Warm may be slower than hot by 1.3 times what reading and hashing its bytes takes, and 3 ms."""

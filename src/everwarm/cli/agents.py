@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
@@ -18,7 +18,10 @@ from everwarm.cli.options import Json
 from everwarm.errors import ConfigError, StoreError
 
 if TYPE_CHECKING:
-    from everwarm.kv.inventory import AgentEntry, Inventory, ModelEntry
+    from everwarm.kv.disk.directory import DirectoryStore
+    from everwarm.kv.store import AgentStore
+    from everwarm.kv.tools.exported import Export, Moved
+    from everwarm.kv.tools.inventory import AgentEntry, Inventory, ModelEntry
 
 app = typer.Typer(help="Agents on disk: their histories and the KV of them.", no_args_is_help=True)
 
@@ -51,17 +54,18 @@ def list_agents(
         return
     print_agents(shown, totals, hidden=len(found) - len(shown))
     for entry in inventory.models:
-        print_problems(entry)
+        print_problems(inventory.store, entry)
 
 
 @app.command("show")
 def show(name: Name, tenant: Tenant = "", model: Model = None, as_json: Json = False) -> None:
     """One agent: its ids, which of its blocks are there, and what was said."""
-    from everwarm.kv.inventory import read_manifest
+    from everwarm.kv.tools.inventory import read_manifest
 
-    entry, agent = _inventory().find(name, tenant, model)
+    inventory = _inventory()
+    entry, agent = inventory.find(name, tenant, model)
     try:
-        manifest = read_manifest(agent.path, with_text=True)
+        manifest = read_manifest(inventory.store, agent.blob, with_text=True)
     except OSError as error:
         raise StoreError(f"agent {name!r}: {error.strerror or error}") from None
     row = row_of(entry, agent) | {
@@ -69,7 +73,7 @@ def show(name: Name, tenant: Tenant = "", model: Model = None, as_json: Json = F
         "numerics_id": manifest.numerics_id,
         "layout": manifest.layout,
         "lost": list(agent.lost),
-        "path": str(agent.path),
+        "path": inventory.store.where(agent.blob),
     }
     if as_json:
         print_json(row | {"messages": manifest.messages})
@@ -80,11 +84,9 @@ def show(name: Name, tenant: Tenant = "", model: Model = None, as_json: Json = F
 @app.command("evict")
 def evict(name: Name, tenant: Tenant = "", model: Model = None, as_json: Json = False) -> None:
     """Drop an agent's KV from memory. Only a running server has any there; what is on disk stays."""
-    from everwarm.kv.inventory import lock
-
     inventory = _inventory()
     entry, agent = inventory.find(name, tenant, model)
-    lock(inventory.root).release()
+    inventory.store.lock().release()
     if as_json:
         print_json({"agent": agent.manifest.name, "model_id": entry.directory, "freed_bytes": 0, "hot": False})
     else:
@@ -115,10 +117,10 @@ def remove(
         by_model[pair[0].directory].append(pair)
     for pairs in by_model.values() if not dry_run else ():
         with _opened(inventory, pairs[0][0]) as store:
-            before = store.warm.bytes
+            before = store.stats().warm_bytes
             for _, agent in pairs:
                 store.delete(agent.manifest.name, agent.manifest.tenant)
-            freed += before - store.warm.bytes
+            freed += before - store.stats().warm_bytes
     if as_json:
         print_json({"removed": [row_of(*pair) for pair in chosen], "freed_bytes": freed, "dry_run": dry_run})
         return
@@ -176,7 +178,7 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write an agent to one file, for another machine with the same weights and numerics. It holds what was said."""
-    from everwarm.kv.export import export_agent
+    from everwarm.kv.tools.export import export_agent
 
     inventory = _inventory()
     entry, _ = inventory.find(name, tenant, model)
@@ -201,7 +203,8 @@ def import_(
     as_json: Json = False,
 ) -> None:
     """Take in an agent that was exported, for a model that has run here."""
-    from everwarm.kv.export import Export, import_agent
+    from everwarm.kv.tools.exported import Export
+    from everwarm.kv.tools.import_ import import_agent
 
     quota = _quota(warm_quota)
     inventory = _inventory()
@@ -220,18 +223,18 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Read every file and compare it with its checksum. Exit code 1 if one is damaged (and was not repaired)."""
-    from everwarm.kv import check, inventory
+    from everwarm.kv.tools import verify as check
 
-    root = _root()
-    held = inventory.lock(root) if mend and root.is_dir() else None
+    store = _store()
+    held = store.lock() if mend and store.root.is_dir() else None
     try:
         with _bar("reading") as bar:
-            report = check.repair(root, bar) if held else check.verify(root, bar)
+            report = check.repair(store, bar) if held else check.verify(store, bar)
     finally:
         if held:
             held.release()
     if as_json:
-        print_json(asdict(report) | {"clean": report.clean})
+        print_json(check.as_json(report))
     else:
         for finding in report.damaged:
             out.print(Text(printable(f"DAMAGED  {finding.path}: {finding.what}")))
@@ -258,18 +261,18 @@ def collect(
     """Remove what nobody needs: half-written files, agents not used for long, blocks of no agent; and what is over
     the quota.
     """
-    from everwarm.kv import garbage, inventory
+    from everwarm.kv.tools import gc
 
-    root, quota, age = _root(), _quota(warm_quota), _age_s(warm_age)
-    held = inventory.lock(root) if not dry_run and root.is_dir() else None
+    store, quota, age = _store(), _quota(warm_quota), _age_s(warm_age)
+    held = store.lock() if not dry_run and store.root.is_dir() else None
     try:
-        plan = garbage.plan(root, before=time.time() - age, quota=quota, quarantine=quarantine)
-        freed = garbage.carry_out(root, plan) if held else 0
+        plan = gc.plan(store, before=time.time() - age, quota=quota, quarantine=quarantine)
+        freed = gc.carry_out(store, plan) if held else 0
     finally:
         if held:
             held.release()
     if as_json:
-        print_json(asdict(plan) | {"freed_bytes": freed, "dry_run": dry_run})
+        print_json(gc.as_json(plan) | {"freed_bytes": freed, "dry_run": dry_run})
         return
     for removal in plan.removals:
         word = "would remove" if dry_run else "removed"
@@ -285,23 +288,25 @@ def collect(
 # What commands share --------------------------------------------------------------------------------------------------
 
 
-def _root() -> Path:
-    return config.home() / "agents"
+def _store() -> "DirectoryStore":
+    from everwarm.kv.disk.directory import DirectoryStore
+
+    return DirectoryStore(config.home() / "agents")
 
 
 def _inventory() -> "Inventory":
-    from everwarm.kv.inventory import take_inventory
+    from everwarm.kv.tools.inventory import take_inventory
 
-    return take_inventory(_root())
+    return take_inventory(_store())
 
 
 @contextmanager
 def _opened(
     inventory: "Inventory", entry: "ModelEntry", *, writing: bool = True, quota: int | None = None
-) -> Iterator[Any]:
-    from everwarm.kv.inventory import open_agents
+) -> Iterator["AgentStore"]:
+    from everwarm.kv.tools.inventory import open_agents
 
-    store = open_agents(inventory.root, entry, writing=writing, quota=_quota(None) if quota is None else quota)
+    store = open_agents(inventory.store, entry, writing=writing, quota=_quota(None) if quota is None else quota)
     try:
         yield store
     finally:
@@ -314,7 +319,7 @@ def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: show_bar(what, done, total)
 
 
-def _model_for(inventory: "Inventory", export: Any) -> "ModelEntry":
+def _model_for(inventory: "Inventory", export: "Export") -> "ModelEntry":
     """The model whose KV it is. Raises StoreError naming it if it has not run here."""
     for entry in inventory.models:
         if entry.ids is not None and (entry.ids.weights_id, entry.ids.numerics_id, entry.ids.layout.digest) == (
@@ -332,9 +337,9 @@ def _quota(flag: str | None) -> int:
     size = config.resolve({"warm_quota": flag})["warm_quota"].value
     if not isinstance(size, config.Share):
         return int(str(size))
-    from everwarm.kv.others import room_for
+    from everwarm.kv.warm.blockstore import most_bytes
 
-    return int(size.fraction * room_for(_root()))
+    return int(size.fraction * most_bytes(_store()))
 
 
 def _age_s(flag: str | None) -> float:
@@ -357,7 +362,7 @@ def _totals(inventory: "Inventory", found: Sequence["AgentEntry"]) -> dict[str, 
     }
 
 
-def _tell(moved: Any, as_json: bool, word: str) -> None:
+def _tell(moved: "Moved", as_json: bool, word: str) -> None:
     if as_json:
         print_json(asdict(moved))
         return

@@ -10,10 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from everwarm.cli.console import err, human_bytes, out, printable
-from everwarm.kv.owner import DEFAULT_TENANT
+from everwarm.kv.warm.tenants import DEFAULT_TENANT
 
 if TYPE_CHECKING:
-    from everwarm.kv.inventory import AgentEntry, ModelEntry
+    from everwarm.kv.tools.inventory import AgentEntry, ModelEntry
+    from everwarm.kv.warm.blockstore import BlockStore
 
 
 def row_of(entry: "ModelEntry", agent: "AgentEntry") -> dict[str, Any]:
@@ -93,12 +94,12 @@ def print_agent(row: Mapping[str, Any], messages: Sequence[Any] | None) -> None:
             out.print(Text(printable(line)))
 
 
-def print_problems(entry: "ModelEntry") -> None:
+def print_problems(store: "BlockStore", entry: "ModelEntry") -> None:
     """What `ls` can't list."""
     if entry.problem:
-        err.print(Text(printable(f"{entry.path}: {entry.problem} (everwarm agents verify --repair)")))
-    for path, why in {**entry.unreadable, **entry.other_versions}.items():
-        err.print(Text(printable(f"{path}: {why}")))
+        err.print(Text(printable(f"{entry.directory}: {entry.problem} (everwarm agents verify --repair)")))
+    for blob, why in {**entry.unreadable, **entry.other_versions}.items():
+        err.print(Text(printable(f"{store.where(blob)}: {why}")))
 
 
 def _when(seconds: float) -> str:

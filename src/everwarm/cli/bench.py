@@ -1,8 +1,6 @@
 """`everwarm bench`: measurements that anyone can repeat. A table for people, then one line of JSON for programs."""
 
 import statistics
-import sys
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +9,7 @@ import typer
 from rich.table import Table
 
 from everwarm import config
-from everwarm.cli import bench_load, bench_ttft
+from everwarm.cli import bench_load, bench_text, bench_ttft
 from everwarm.cli.console import err, human_bytes, out, print_json
 from everwarm.cli.options import Json, KvType, Model, Threads
 from everwarm.errors import ConfigError
@@ -45,11 +43,11 @@ def speed(
     if peer not in (None, bench.PEER):
         raise ConfigError(f"--peer {peer}: known is {bench.PEER}")
     path = resolve(model, config.home())
-    works = [bench.Work("prefill", size) for size in _numbers("--prompt-tokens", prompt_tokens, 1)]
-    works += [bench.Work("decode", decode_tokens, at) for at in _numbers("--depth", depth, 0)]
+    works = [bench.Work("prefill", size) for size in bench_text.numbers("--prompt-tokens", prompt_tokens, 1)]
+    works += [bench.Work("decode", decode_tokens, at) for at in bench_text.numbers("--depth", depth, 0)]
     isas = [*supported_isas(), "blas"] if isa == "all" else [None if isa == "auto" else isa]
     settings: dict[str, object] = {"threads": threads, "kv_type": kv_type}
-    series, ceiling = bench.run(path, works, runs, settings, isas, peer is not None, _teller())
+    series, ceiling = bench.run(path, works, runs, settings, isas, peer is not None, bench_text.teller())
     rows = _rows(series, path.stat().st_size, ceiling)
     report = {
         "benchmark": "speed",
@@ -95,17 +93,17 @@ def weights(
         raise ConfigError(f"--plot {plot}: expected a file name that ends in .png, in a folder that exists")
     path = resolve(model, config.home())
     asked = bench.WeightsOptions(
-        path, form, _shares("--budgets", budgets), passes, _numbers("--prefetch-ahead", prefetch_ahead, 0),
+        path, form, _shares("--budgets", budgets), passes, bench_text.numbers("--prefetch-ahead", prefetch_ahead, 0),
         prompt_tokens, threads,
     )  # fmt: skip
     head = {"model": path.name, "form": form, "threads": threads or config.cores(), "prompt_tokens": prompt_tokens}
     if steady is not None:
-        told = {"benchmark": "weights steady"} | head | _steadiness(bench.steady(asked, steady, _teller()))
+        told = {"benchmark": "weights steady"} | head | _steadiness(bench.steady(asked, steady, bench_text.teller()))
         if not as_json:
             _show_steady(told)
         print_json(told)
         return
-    report = bench.run(asked, _teller())
+    report = bench.run(asked, bench_text.teller())
     drawn = plot is not None and weights_plot.draw(report.rows, f"{path.name}, {form}", plot)
     if plot is not None and not drawn:
         err.print(f"no plot: matplotlib is not installed; {weights_plot.INSTALL}", markup=False)
@@ -119,13 +117,6 @@ app.command("validate")(bench_ttft.validate)
 app.command("load")(bench_load.load)
 
 
-def _teller() -> Callable[[str], None]:
-    """Progress, if someone looks."""
-    if not sys.stderr.isatty():
-        return lambda text: None
-    return lambda text: err.print(text, style="dim", markup=False)
-
-
 def _shares(flag: str, text: str) -> list[float]:
     try:
         values = sorted({float(part) for part in text.split(",")})
@@ -133,16 +124,6 @@ def _shares(flag: str, text: str) -> list[float]:
         values = []
     if not values or not all(0 < value <= 1 for value in values):
         raise ConfigError(f"{flag} {text!r}: expected numbers above 0 and up to 1, separated by commas")
-    return values
-
-
-def _numbers(flag: str, text: str, least: int) -> list[int]:
-    try:
-        values = [int(part) for part in text.split(",")]
-    except ValueError:
-        raise ConfigError(f"{flag} {text!r}: expected whole numbers separated by commas") from None
-    if min(values) < least:
-        raise ConfigError(f"{flag} {text!r}: at least {least} is needed")
     return values
 
 
@@ -182,7 +163,7 @@ def _show(rows: list[dict[str, Any]], report: dict[str, Any]) -> None:
 
 def _show_weights(report: Any) -> None:
     out.print(f"{report.tensors} tensors, {human_bytes(report.total_bytes)}, {report.uses_per_pass} uses per pass")
-    uses = _table("access", "tensors", "first", "hit", "ratio", "least ratio", "same memory")
+    uses = bench_text.table_of("access", "tensors", "first", "hit", "ratio", "least ratio", "same memory")
     for one in report.access:
         uses.add_row(
             one.kind, str(one.tensors), f"{one.cold_median_s * 1e6:,.0f} µs", f"{one.hit_ns:.0f} ns",
@@ -196,7 +177,7 @@ def _show_weights(report: Any) -> None:
     out.print(f"all of them built from the model file in {built:.2f} s{read}\n", markup=False)
 
     policies = list(dict.fromkeys(row.policy for row in report.traces))
-    rates = _table("hit rate, bytes", "budget", *policies, "optimum", "value/optimum")
+    rates = bench_text.table_of("hit rate, bytes", "budget", *policies, "optimum", "value/optimum")
     for trace, budget, best, found in _by_budget(report):
         ratio = f"{found['value'] / best:.3f}" if best else ""
         rates.add_row(trace, f"{budget:.0%}", *(f"{found[name]:.1%}" for name in policies), f"{best:.1%}", ratio)
@@ -204,7 +185,9 @@ def _show_weights(report: Any) -> None:
     for note in report.notes:
         out.print(note, markup=False)
 
-    real = _table("\nreal requests", "kept", "ahead", "waited", "tok/s", "CPU ms", "disk MB", "peak MiB", "weights")
+    real = bench_text.table_of(
+        "\nreal requests", "kept", "ahead", "waited", "tok/s", "CPU ms", "disk MB", "peak MiB", "weights"
+    )
     for row in report.rows:
         one = row.row
         real.add_row(
@@ -235,7 +218,7 @@ def _by_budget(report: Any) -> list[tuple[str, float, float, dict[str, float]]]:
 
 
 def _show_prefetch(report: Any) -> None:
-    ahead = _table("layers ahead", "tok/s", "stall per token", "first token", "of request 1", "ring MiB")
+    ahead = bench_text.table_of("layers ahead", "tok/s", "stall per token", "first token", "of request 1", "ring MiB")
     for one in report.prefetch:
         ahead.add_row(
             str(one.ahead), f"{one.tok_s:.1f} ±{one.spread:.0%}", f"{one.stall_s * 1e3:.1f} ms",
@@ -247,14 +230,6 @@ def _show_prefetch(report: Any) -> None:
         "(the smallest within 3 % of the fastest)",
         markup=False,
     )
-
-
-def _table(*columns: str) -> Table:
-    """A table without lines; all columns but the first are to the right."""
-    table = Table(columns[0], box=None, header_style="bold", pad_edge=False)
-    for column in columns[1:]:
-        table.add_column(column, justify="right")
-    return table
 
 
 def _steadiness(found: Any) -> dict[str, Any]:
@@ -294,7 +269,7 @@ def _steadiness(found: Any) -> dict[str, Any]:
 
 
 def _show_steady(told: dict[str, Any]) -> None:
-    table = _table("request", "first token", "prefill tok/s", "decode tok/s", "misses", "cache")
+    table = bench_text.table_of("request", "first token", "prefill tok/s", "decode tok/s", "misses", "cache")
     for number, one in enumerate(told["requests"], start=1):
         table.add_row(
             str(number), f"{one['ttft_s'] * 1e3:.1f} ms", f"{one['prefill_tok_s']:.0f}", f"{one['tok_s']:.1f}",

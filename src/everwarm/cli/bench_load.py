@@ -11,6 +11,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from everwarm import config
+from everwarm.cli import bench_text
 from everwarm.cli.console import err, human_bytes, out, print_json
 from everwarm.cli.options import Json, KvType, Threads
 from everwarm.errors import ConfigError
@@ -79,9 +80,8 @@ def load(
 
 
 def _show(report: dict[str, Any]) -> None:
-    from everwarm.cli.bench import _table
 
-    table = _table("ms", *(row["server"] for row in report["rows"]))
+    table = bench_text.table_of("ms", *(row["server"] for row in report["rows"]))
     for title, name in (
         ("first token, first turn", "ttft_first_s"),
         ("first token, later turns", "ttft_returning_s"),
@@ -91,7 +91,7 @@ def _show(report: dict[str, Any]) -> None:
             values = [row[name].get(percentile) for row in report["rows"]]
             table.add_row(f"{title}, {percentile}", *("" if v is None else f"{1e3 * v:,.1f}" for v in values))
     out.print(table)
-    rest = _table("", *(row["server"] for row in report["rows"]))
+    rest = bench_text.table_of("", *(row["server"] for row in report["rows"]))
     for title, name in (
         ("decode, tokens/s of all", "decode_tok_s"),
         ("prefill, tokens/s of all", "prefill_tok_s"),

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from everwarm import config
+from everwarm.cli import bench_text
 from everwarm.cli.console import err, human_bytes, out, print_json
 from everwarm.cli.options import Json, KvType, Threads
 from everwarm.errors import ConfigError
@@ -46,7 +47,6 @@ def ttft(
     """Time to first token of the same question: cold, warm (from disk), hot (in memory), and after a restart."""
     from everwarm.bench import ttft as bench
     from everwarm.bench import ttft_plot, ttft_report
-    from everwarm.cli.bench import _numbers, _teller
     from everwarm.pull import resolve
 
     asked_states = list(dict.fromkeys(states.split(",")))
@@ -65,18 +65,19 @@ def ttft(
                 "--batch-sizes, --page-cache, --peer and --plot are for measuring without --url and --http"
             )
         settings: dict[str, object] = {"kv_type": kv_type, "threads": threads}
-        numbers = sorted(set(_numbers("--contexts", contexts, 1)))
+        numbers = sorted(set(bench_text.numbers("--contexts", contexts, 1)))
         _over_http(model, url, numbers, runs, asked_states, suffix, answer, settings, as_json)
         return
     if model is None:
         raise ConfigError("give a model, or the --url of a server")
     path = resolve(model, config.home())
     asked = bench.TtftOptions(
-        path, sorted(set(_numbers("--contexts", contexts, 1))), sorted(set(_numbers("--batch-sizes", batch_sizes, 1))),
+        path, sorted(set(bench_text.numbers("--contexts", contexts, 1))),
+        sorted(set(bench_text.numbers("--batch-sizes", batch_sizes, 1))),
         runs, asked_states, suffix, answer, page_cache, kv_type, threads, peer is not None, overhead,
     )  # fmt: skip
     bench.check(asked)
-    found, peers = bench.run(asked, _teller())
+    found, peers = bench.run(asked, bench_text.teller())
     said = config.resolve({"kv_type": kv_type})["kv_type"].value
     report = {
         "benchmark": "ttft", "model": path.name, "threads": threads or config.cores(), "kv_type": said,
@@ -96,7 +97,6 @@ def _over_http(
     settings: dict[str, object], as_json: bool,
 ) -> None:  # fmt: skip
     from everwarm.bench import ttft_http
-    from everwarm.cli.bench import _table, _teller
     from everwarm.pull import resolve
 
     if url is not None:
@@ -106,11 +106,11 @@ def _over_http(
         contexts, runs, states, suffix, answer, url, path, os.environ.get("EVERWARM_API_KEY"), settings
     )
     ttft_http.check(asked)
-    found = ttft_http.run(asked, _teller())
+    found = ttft_http.run(asked, bench_text.teller())
     head = {"benchmark": "ttft", "over": "http", "model": path.name if path else url, "suffix": suffix, "rounds": runs}
     report = head | ttft_http.summarise(found)
     if not as_json:
-        table = _table("context", "state", "first token", "", "look-up", "restore", "since process start")
+        table = bench_text.table_of("context", "state", "first token", "", "look-up", "restore", "since process start")
         for row in report["rows"]:
             receipt, since = row["receipts"][0], row["since_start_s"]
             table.add_row(
@@ -153,10 +153,10 @@ def _show(report: dict[str, Any]) -> None:
 
 
 def _show_states(rows: list[dict[str, Any]]) -> None:
-    from everwarm.cli.bench import _table
-
-    table = _table("context", "agents", "state", "first token", "", "look-up", "read", "verify", "restore", "rest",
-                   "read bytes", "since process start")  # fmt: skip
+    table = bench_text.table_of(
+        "context", "agents", "state", "first token", "", "look-up", "read", "verify", "restore", "rest", "read bytes",
+        "since process start",
+    )  # fmt: skip
     for row in rows:
         if row["state"] == "off":
             continue
@@ -205,12 +205,10 @@ def _show_columns(
     comparisons: list[dict[str, Any]], columns: list[tuple[str, Callable[[dict[str, Any]], str]]]
 ) -> None:
     """Those columns of which something is known."""
-    from everwarm.cli.bench import _table
-
     known = [column for column in columns if any(_cell(column[1], one) for one in comparisons)]
     if not known:
         return
-    table: Table = _table("context", "agents", *(name for name, _ in known))
+    table: Table = bench_text.table_of("context", "agents", *(name for name, _ in known))
     for one in comparisons:
         table.add_row(f"{one['context']:,}", str(one["batch"]), *(_cell(show, one) for _, show in known))
     _print(table)

@@ -173,7 +173,7 @@ def serve(
 
 def parse_keys(given: Iterable[str]) -> dict[str, str]:
     """Tenants by key. What stands before a colon names the tenant; several keys may name the same."""
-    from everwarm.kv.owner import DEFAULT_TENANT
+    from everwarm.kv.warm.tenants import DEFAULT_TENANT
 
     keys: dict[str, str] = {}
     for number, text in enumerate(given, start=1):

@@ -15,7 +15,7 @@ import numpy as np
 from everwarm.engine.prefill import prefill
 from everwarm.engine.sampler import log_softmax
 from everwarm.errors import ModelError, RequestError
-from everwarm.kv.pool import BlockPool, SequenceKV
+from everwarm.kv.index.index import Index
 from everwarm.model.transformer import Transformer
 
 
@@ -30,7 +30,7 @@ class Score:
 
 def score(
     model: Transformer,
-    pool: BlockPool,
+    index: Index,
     tokens: Sequence[int],
     window: int,
     progress: Callable[[int, int], None] | None = None,
@@ -44,7 +44,7 @@ def score(
     for low in range(0, len(tokens), window):
         part = tokens[low : low + window]
         at = 0
-        with closing(SequenceKV(pool, window)) as kv:
+        with closing(index.sequence(window)) as kv:
             for logits in prefill(model, kv, part, logits_from=0):
                 targets = np.asarray(part[at + 1 : at + 1 + len(logits)], np.int64)
                 logprobs = log_softmax(logits[: len(targets)])

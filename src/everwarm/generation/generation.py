@@ -23,7 +23,7 @@ from everwarm.generation.output import EventQueue, Output, Stopped, StopQueue
 from everwarm.generation.request import Request
 from everwarm.generation.runtime import Runtime
 from everwarm.kv.manifest import text_digests
-from everwarm.kv.receipt import Receipt
+from everwarm.kv.receipt import Cause, Receipt, Why
 from everwarm.kv.store import AgentStore
 from everwarm.kv.turn import Alone, Turn
 from everwarm.text.history import Prompt, answer_runs, tokenise, wanted_runs
@@ -140,8 +140,9 @@ class Generation:
         # Memory is free before someone else is let in for it.
         room = held.enter_context(runtime.admission.room(len(ids), request.priority, self._cancelled))
         if turn is None:
-            alone = held.enter_context(Alone(runtime.pool, runtime.model.config.context))
-            receipt = Receipt("", prompt_tokens=len(ids), reason="nothing was looked up", exact=runtime.exact)
+            alone = held.enter_context(Alone(runtime.index, runtime.model.config.context))
+            receipt = Receipt("", prompt_tokens=len(ids), exact=runtime.exact)
+            receipt.explain(Why(Cause.OFF, "nothing was looked up"))
         else:
             alone = None
             held.enter_context(closing(turn.kv))
@@ -209,7 +210,7 @@ class Generation:
         segments, add_bos = prompt
         with self._tokenising(segments) as long:
             if turn.agent is None and self._request.keep:
-                turn.store.continue_branch(turn, text_digests(wanted_runs(segments, add_bos)))
+                turn.continue_branch(text_digests(wanted_runs(segments, add_bos)))
             history, most = turn.history, context if long else None
             tokenised = tokenise(self._runtime.tokenizer, segments, add_bos, history.runs, history.ids, most)
         _check_length(tokenised.ids, context, long)

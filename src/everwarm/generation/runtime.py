@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from everwarm.engine.admission import Admission
 from everwarm.engine.engine import Engine
 from everwarm.kernels.backend import RowOperations
-from everwarm.kv.pool import BlockPool
+from everwarm.kv.index.index import Index
 from everwarm.kv.store import AgentStore
 from everwarm.model.transformer import Transformer
 from everwarm.text.tokenizer import Tokenizer
@@ -21,7 +21,7 @@ class Runtime:
     control_ids: frozenset[int]  # of the tokenizer's control tokens
     long_texts: Line[None]  # only one long text is tokenised at a time
     store: AgentStore | None  # None: nothing is looked up, nothing is kept
-    pool: BlockPool  # of sequences that no agent owns
+    index: Index  # where the KV of sequences lies
     admission: Admission
     engine: Engine
     model: Transformer

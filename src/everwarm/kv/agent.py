@@ -1,11 +1,10 @@
 """An agent in memory, and which names an agent may have."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from everwarm.errors import StoreError
+from everwarm.kv.index.tree import Node
 from everwarm.kv.manifest import Manifest
-from everwarm.kv.tree import Node
 from everwarm.waiting import Line
 
 MOST_NAME = 256
@@ -27,13 +26,15 @@ class Agent:
     leaf: Node | None = None  # the end of its chain
     created: float = 0.0
     used: float = 0.0
-    manifest_bytes: int = 0
     text_digest: str = ""
     unsaved: Manifest | None = None  # not on disk, or newer than what is there
-    unreadable: str = ""  # why its manifest on disk can't be read: set aside before the next one takes its place
-    superseded: list[Node] = field(default_factory=list)  # its manifest on disk may still need them
-    turn: Line[None] = field(default_factory=lambda: Line(_one_at_a_time))
+    turn: Line[None] = field(default_factory=Line)
     waiting: int = 0  # turns that are open or wait
+
+    @property
+    def known(self) -> bool:
+        """Whether it has a history."""
+        return bool(self.generation or self.unsaved)
 
     @property
     def talks(self) -> bool:
@@ -44,12 +45,8 @@ class Agent:
         return self.leaf.path() if self.leaf else []
 
 
-def _one_at_a_time(inside: Sequence[None], one: None) -> bool:
-    return not inside
-
-
 def check_name(name: str, what: str) -> str:
-    """Names are free, but for what no one can mean."""
+    """The name, if it is 1 to 256 characters without control characters and surrogates. Raises StoreError."""
     if not isinstance(name, str) or not name:
         raise StoreError(f"{what}: a name must be a text of at least one character")
     if len(name) > MOST_NAME:

@@ -10,10 +10,8 @@ The checksum (xxh3-128) covers the header, its own digits read as zeros, and the
 
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +19,6 @@ import numpy.typing as npt
 import xxhash
 
 from everwarm.errors import StoreError
-from everwarm.opening import open_regular
 
 ALIGNMENT = 4096
 _BEGIN = b'{"__metadata__":{"checksum":"'
@@ -131,13 +128,6 @@ def header_length(first: bytes, size: int) -> int:
     if len(first) < 8 or length % ALIGNMENT or not ALIGNMENT <= length <= min(_MOST_HEADER, size):
         raise StoreError(f"a header of {length:,} bytes in a file of {size:,}")
     return length
-
-
-def read_header(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """What a file's header says; its checksum is not looked at. Raises StoreError, OSError."""
-    with open(open_regular(path), "rb") as file:
-        first = file.read(8)
-        return read_metadata(first + file.read(header_length(first, os.fstat(file.fileno()).st_size) - 8))
 
 
 def decode(file: bytes) -> tuple[dict[str, str], dict[str, Array]]:

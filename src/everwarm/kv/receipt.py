@@ -1,18 +1,43 @@
 """What an answer says about its cache: where its prefix came from, how much of it, and why not more."""
 
 from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Cause(StrEnum):
+    """Why so much of a prompt was reused and not more, as one of a few words. Metrics use them as labels."""
+
+    EXACT = "exact"  # all of it
+    EXTENDED = "extended"  # the whole history, and the prompt goes on
+    DIVERGED = "diverged"  # the prompt differs from the history
+    SHARED = "shared"  # the beginning of another history
+    NEW = "new"  # nothing of it was ever computed
+    INCOMPATIBLE = "incompatible"  # of another model, KV type, numerics or version
+    EVICTED = "evicted"  # it was known once
+    RECOMPUTED = "recomputed"  # it is known, but computing was sooner, or memory was short
+    LOST = "lost"  # a file is damaged, gone, or can't be read
+    OFF = "off"  # nothing was looked up
+
+
+@dataclass(frozen=True, slots=True)
+class Why:
+    """A cause, and the details in words."""
+
+    cause: Cause
+    text: str
 
 
 @dataclass(slots=True)
 class Receipt:
-    """Filled in as the turn goes on; whole when it ends."""
+    """Filled in as the turn goes on; complete when it ends."""
 
     agent: str
     tier: str = "cold"  # hot, warm (something was read from disk) or cold (nothing was reused)
     prompt_tokens: int = 0
     cached_tokens: int = 0  # of the prompt, not computed again
     match: str = "none"  # exact, extended, diverged, shared (another history's prefix), none
-    reason: str = ""  # in words: why so many and not more
+    cause: Cause = Cause.NEW
+    reason: str = ""  # the cause in words, with its details
     diverged_at_token: int | None = None
     diverged_at_char: int | None = None  # of the rendered text, where a template or a client changed earlier turns
     restored_bytes: int = 0
@@ -27,3 +52,6 @@ class Receipt:
     saved_bytes: int = 0
     save_s: float = 0.0  # from the last token until the turn was safe
     error: str | None = None  # why it was not saved
+
+    def explain(self, why: Why) -> None:
+        self.cause, self.reason = why.cause, why.text

@@ -5,56 +5,43 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from everwarm.errors import StoreError
 from everwarm.kv.agent import Agent
 from everwarm.kv.chain import token_bytes
+from everwarm.kv.expiry import Expiry
+from everwarm.kv.histories import Histories, History
+from everwarm.kv.index.index import Index
+from everwarm.kv.index.tree import Node, common_tokens
 from everwarm.kv.manifest import Manifest, merged, text_digests
-from everwarm.kv.pool import BlockPool, SequenceKV
-from everwarm.kv.receipt import Receipt
-from everwarm.kv.restore import restore
-from everwarm.kv.tree import Node, common_tokens
+from everwarm.kv.receipt import Cause, Receipt, Why
+from everwarm.kv.warm.restore import Restorer
 from everwarm.types import Run
-
-if TYPE_CHECKING:
-    from everwarm.kv.store import AgentStore
 
 
 @dataclass(frozen=True, slots=True)
-class History:
-    """What an agent has heard and said until now."""
+class TurnContext:
+    """What every turn of a store works with."""
 
-    tokens: bytes = b""  # big-endian
-    kv_tokens: int = 0
-    runs: tuple[Run, ...] = ()  # neighbouring texts merged
-    messages: tuple[Any, ...] | None = None
-    generation: int = 0
-    lost: str = ""  # why it can't be read
-
-    @staticmethod
-    def of(manifest: Manifest) -> "History":
-        return History(
-            token_bytes(manifest.tokens),
-            manifest.kv_tokens,
-            merged(manifest.runs),
-            manifest.messages,
-            manifest.generation,
-        )
+    histories: Histories
+    restorer: Restorer
+    expiry: Expiry
+    exact: bool
+    durability: str
 
     @property
-    def ids(self) -> list[int]:
-        ids: list[int] = np.frombuffer(self.tokens, ">u4").tolist()
-        return ids
+    def index(self) -> Index:
+        return self.histories.index
 
 
 class Alone:
     """A turn of nobody: nothing is looked up, nothing is kept."""
 
-    def __init__(self, pool: BlockPool, capacity: int) -> None:
-        self.kv = SequenceKV(pool, capacity)
+    def __init__(self, index: Index, capacity: int) -> None:
+        self.kv = index.sequence(capacity)
 
     def append(self, tokens: Sequence[int]) -> None:
         """Nobody will ask for them."""
@@ -82,30 +69,36 @@ class Alone:
 class Turn:
     """Owned by one request from `AgentStore.open_turn` to `release`."""
 
-    def __init__(self, store: "AgentStore", agent: "Agent | None", tenant: str, capacity: int, group: str = "") -> None:
-        self.store = store
+    def __init__(self, context: TurnContext, agent: Agent | None, tenant: str, capacity: int, group: str = "") -> None:
+        self._context = context
+        self._index, self._histories = context.index, context.histories
         self.group = group  # of a conversation that has no name of its own
         self.agent = agent  # None: a conversation without a name, until its content gives it one
         self.tenant = tenant
-        self.history = History() if agent is None else store.history(agent)
-        self.kv = SequenceKV(store.pool, capacity)
-        self.receipt = Receipt(agent.name if agent else "", exact=store.exact)
+        self.history = History() if agent is None else self._histories.read(agent)
+        self.kv = self._index.sequence(capacity)
+        self.receipt = Receipt(agent.name if agent else "", exact=context.exact)
         self._tokens = b""  # those of the prompt and, as they come, of the answer; big-endian
         self._salt = b""
         self._sealed: list[Node] = []  # full blocks
         self._claimed: list[Node] = []
         self._root: Node | None = None
 
-    def adopt(self, agent: "Agent") -> None:
-        """A conversation without a name goes on from this one, whose turn is owned now."""
+    def continue_branch(self, digests: list[str]) -> None:
+        """Let a conversation without a name go on from one whose text is a beginning of its own, the longest first.
+        `digests` are those of its beginnings, the shortest first. One that is being continued already is left alone:
+        this one forks.
+        """
         assert self.agent is None
-        self.agent = agent
-        self.history = self.store.history(agent)
-        self.receipt.agent = agent.name
+        agent = self._histories.agents.claim_branch(self.tenant, self.group, digests)
+        if agent is not None:
+            self.agent = agent
+            self.history = self._histories.read(agent)
+            self.receipt.agent = agent.name
 
     def acquire(self, tokens: Sequence[int], diverged_at_char: int | None = None) -> Receipt:
         """Find the longest known prefix and make it part of `kv`. At least the last token is left to be computed."""
-        store, receipt = self.store, self.receipt
+        receipt = self.receipt
         started = time.perf_counter()
         self._tokens = token_bytes(tokens)
         receipt.prompt_tokens = len(tokens)
@@ -118,7 +111,10 @@ class Turn:
         if not self.kv.length:
             receipt.tier = "cold"
         self._explain(why, whole_prompt=matched == len(tokens))
-        store.count_lookup(receipt)
+        events = self._index.counts.events
+        events[f"lookups_{receipt.tier}"] += 1
+        events["cached_tokens"] += receipt.cached_tokens
+        events["prompt_tokens"] += receipt.prompt_tokens
         return receipt
 
     def suspend(self) -> None:
@@ -134,30 +130,27 @@ class Turn:
 
     def _find(self) -> tuple[int, list[Node]]:
         """How many tokens are known, and the blocks of them that a turn can use: all but the last token."""
-        store = self.store
-        salts = store.salts(self.tenant, self.agent)
-        with store.lock:
+        index, size = self._index, self._index.block_tokens
+        salts = self._histories.salts(self.tenant, self.agent)
+        with index.lock:
             found: list[tuple[int, bytes, Node, list[Node], Node | None]] = []
             for salt in salts:
-                root = store.root(salt)
-                path, partial, shared = store.tree.walk(root, self._tokens)
-                found.append((len(path) * store.pool.block_tokens + shared, salt, root, path, partial))
-            matched, self._salt, self._root, path, partial = max(found, key=lambda one: one[0])
+                root = self._histories.root(salt)
+                path, partial, shared = index.walk(root, self._tokens)
+                found.append((len(path) * size + shared, salt, root, path, partial))
+            matched, self._salt, self._root, path, partial = max(found, key=lambda match: match[0])
             wanted = min(matched, len(self._tokens) // 4 - 1)
-            nodes = [*path, *([partial] if partial else [])][: -(-wanted // store.pool.block_tokens)]
+            nodes = [*path, *([partial] if partial else [])][: -(-wanted // size)]
             self._claim(nodes)
         return matched, nodes
 
-    def _take(self, matched: int, nodes: list[Node], receipt: Receipt) -> str:
+    def _take(self, matched: int, nodes: list[Node], receipt: Receipt) -> Why | None:
         """Make these blocks the sequence's. Returns why not all."""
-        store, size = self.store, self.store.pool.block_tokens
-        usable, why = restore(store, self.kv, nodes, receipt)
-        self.kv.length = min(matched, len(self._tokens) // 4 - 1, usable * size)
-        self.kv.truncate(self.kv.length)
+        size = self._index.block_tokens
+        usable, why = self._context.restorer.restore(self.kv, nodes, receipt)
+        self.kv.truncate(min(matched, len(self._tokens) // 4 - 1, usable * size))
         self._sealed = nodes[: self.kv.length // size]
-        with store.lock:
-            store.hot.touch(node for node in reversed(nodes[:usable]) if node.block is not None)
-            store.warm.touch(nodes[:usable])
+        self._index.touch(nodes[:usable])
         return why
 
     def append(self, tokens: Sequence[int]) -> None:
@@ -166,13 +159,13 @@ class Turn:
 
     def computed(self, tokens: int, seconds: float) -> None:
         """So fast is computing: to be weighed against reading."""
-        self.store.compute_speed.measured(tokens, seconds)
+        self._context.restorer.compute_speed.measured(tokens, seconds)
 
     def seal_full(self, wait: bool = True) -> None:
         """Hand over the blocks that have been filled since. Without `wait`, what the writer can't take yet is left to
         the commit.
         """
-        size = self.store.pool.block_tokens
+        size = self._index.block_tokens
         while (len(self._sealed) + 1) * size <= self.kv.length:
             node = self._seal(len(self._sealed) * size, (len(self._sealed) + 1) * size, wait)
             assert node is not None, "a full block was computed here, or is known"
@@ -184,21 +177,20 @@ class Turn:
         """The history is now all tokens that were given, spelt by `runs`. With durability `turn` this returns when it
         is safe; `receipt.committed` and `receipt.error` say whether it is.
         """
-        store, receipt = self.store, self.receipt
+        histories, ids = self._histories, self._histories.ids
         started = time.perf_counter()
         chain = self._seal_rest(wait=True)
         agent = self.agent or self._named_by_content()
-        now = store.clock()
         manifest = Manifest(
             tenant=self.tenant,
             name=agent.name,
             generation=agent.generation + 1,
             salt=self._salt.hex(),
-            weights_id=store.ids.weights_id,
-            numerics_id=store.ids.numerics_id,
-            layout=store.ids.layout.digest,
-            model=store.ids.name,
-            kv_type=store.ids.kv_type,
+            weights_id=ids.weights_id,
+            numerics_id=ids.numerics_id,
+            layout=ids.layout.digest,
+            model=ids.name,
+            kv_type=ids.kv_type,
             tokens=np.frombuffer(self._tokens, ">u4").astype(np.uint32),
             kv_tokens=chain[-1].end if chain else 0,
             blocks=tuple(node.key for node in chain),
@@ -209,16 +201,16 @@ class Turn:
             group=agent.group,
             pinned=agent.pinned,
             created=agent.created,
-            used=now,
+            used=histories.clock(),
         )
         self._keep_claims(chain)  # what it began with may go, if nobody else wants it
-        saving = store.save(agent, manifest, chain)
-        if wait if wait is not None else store.durability == "turn":
+        saving = histories.save(agent, manifest, chain)
+        if wait if wait is not None else self._context.durability == "turn":
             self._settle(saving, started)
         else:
             saving.add_done_callback(lambda done: self._settle(done, started))
-        store.forget_old()
-        return receipt
+        self._context.expiry.look()
+        return self.receipt
 
     def release(self) -> None:
         """Give back the sequence's blocks and the agent's turn. What was sealed stays known."""
@@ -226,7 +218,7 @@ class Turn:
         self._keep_claims([])
         agent, self.agent = self.agent, None
         if agent is not None:
-            self.store.end_turn(agent)
+            self._histories.agents.leave(agent)
 
     def __enter__(self) -> "Turn":
         return self
@@ -236,15 +228,15 @@ class Turn:
 
     def _seal(self, begin: int, end: int, wait: bool) -> Node | None:
         """The node of a block that will not be written any more; None if it is the beginning of another one."""
-        number = begin // self.store.pool.block_tokens
+        number = begin // self._index.block_tokens
         assert self._root is not None
         parent = self._sealed[-1] if self._sealed else self._root
-        sealed = self.store.seal(parent, self._tokens[4 * begin : 4 * end], self.kv.blocks[number])
+        sealed = self._index.seal(parent, self._tokens[4 * begin : 4 * end], self.kv.blocks[number])
         if sealed is None:
             return None
         node, self.kv.blocks[number] = sealed
         self._claim([node])
-        self.store.save_block(node, wait)
+        self._histories.save_block(node, wait)
         return node
 
     def _seal_rest(self, wait: bool) -> list[Node]:
@@ -252,31 +244,25 @@ class Turn:
         self.seal_full(wait)
         covered = min(self.kv.length, len(self._tokens) // 4)
         chain = list(self._sealed)
-        if covered > len(chain) * self.store.pool.block_tokens:
-            end = self._seal(len(chain) * self.store.pool.block_tokens, covered, wait)
+        if covered > len(chain) * self._index.block_tokens:
+            end = self._seal(len(chain) * self._index.block_tokens, covered, wait)
             chain += [end] if end is not None else []
         return chain
 
     def _claim(self, nodes: list[Node]) -> None:
-        with self.store.lock:
-            for node in nodes:
-                node.claims += 1
-            self._claimed += nodes
+        self._index.claim(nodes)
+        self._claimed += nodes
 
     def _keep_claims(self, nodes: list[Node]) -> None:
         kept = set(map(id, nodes))
-        with self.store.lock:
-            claimed, self._claimed = self._claimed, []
-            for node in claimed:
-                if id(node) in kept:
-                    self._claimed.append(node)
-                else:
-                    node.claims -= 1
-                    self.store.tree.forget(node)
+        claimed, self._claimed = self._claimed, []
+        self._claimed = [node for node in claimed if id(node) in kept]
+        self._index.release(node for node in claimed if id(node) not in kept)
 
-    def _named_by_content(self) -> "Agent":
+    def _named_by_content(self) -> Agent:
         digest = hashlib.blake2b(self._tokens, digest_size=8, key=self._salt).hexdigest()
-        self.agent = self.store.own_new(f"{self.group or 'anonymous'}-{digest}", self.tenant, self.group)
+        name = f"{self.group or 'anonymous'}-{digest}"
+        self.agent = self._histories.agents.claim_unnamed(name, self.tenant, self.group)
         self.receipt.agent = self.agent.name
         return self.agent
 
@@ -288,29 +274,35 @@ class Turn:
             self.receipt.committed, self.receipt.error = False, str(error)
         self.receipt.save_s = time.perf_counter() - started
 
-    def _explain(self, why: str, whole_prompt: bool) -> None:
+    def _explain(self, why: Why | None, whole_prompt: bool) -> None:
         """Say in the receipt how the prompt and the history fit, and what kept more from being reused."""
         receipt, history = self.receipt, self.history
         common = common_tokens(history.tokens, self._tokens)
         known = len(history.tokens) // 4
         if known and common < min(known, receipt.prompt_tokens):
             receipt.diverged_at_token = common
-        if whole_prompt and receipt.cached_tokens == receipt.prompt_tokens - 1:
-            receipt.match, receipt.reason = "exact", "exact"
-        elif known and receipt.diverged_at_token is not None:
-            receipt.match = "diverged"
-            receipt.reason = f"diverged at token {common}"
-            if receipt.diverged_at_char is not None:
-                receipt.reason += f", character {receipt.diverged_at_char}"
-        elif known:
-            receipt.match, receipt.reason = "extended", "extended"
-        elif receipt.cached_tokens:
-            receipt.match, receipt.reason = "shared", "prefix of another history"
-        else:
-            receipt.reason = self.store.why_unknown(self.tenant, self.agent)
+        receipt.match, found = self._compare(common, known, whole_prompt)
         if not receipt.cached_tokens and known:
             receipt.match = "none"
         expected = min(common, history.kv_tokens, receipt.prompt_tokens - 1)
-        lost = why or history.lost or (self.store.why_lost(self.agent, receipt.cached_tokens) if known else "")
-        if (receipt.cached_tokens < expected and lost) or history.lost:
-            receipt.reason = lost
+        if history.lost:
+            why = why or Why(Cause.LOST, history.lost)
+        elif receipt.cached_tokens >= expected:
+            why = None
+        elif why is None and known and self.agent is not None:
+            why = self._index.why_lost(self.agent.chain(), receipt.cached_tokens)
+        receipt.explain(why or found)
+
+    def _compare(self, common: int, known: int, whole_prompt: bool) -> tuple[str, Why]:
+        """How the prompt and a history of `known` tokens, `common` of them in common, fit."""
+        receipt = self.receipt
+        if whole_prompt and receipt.cached_tokens == receipt.prompt_tokens - 1:
+            return "exact", Why(Cause.EXACT, "exact")
+        if known and receipt.diverged_at_token is not None:
+            at = "" if receipt.diverged_at_char is None else f", character {receipt.diverged_at_char}"
+            return "diverged", Why(Cause.DIVERGED, f"diverged at token {common}{at}")
+        if known:
+            return "extended", Why(Cause.EXTENDED, "extended")
+        if receipt.cached_tokens:
+            return "shared", Why(Cause.SHARED, "prefix of another history")
+        return "none", self._histories.why_unknown(self.tenant, self.agent)

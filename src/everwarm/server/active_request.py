@@ -181,4 +181,5 @@ class ActiveRequest:
         if receipt is not None:
             outcome.agent = receipt.agent or outcome.agent
             outcome.prompt_tokens, outcome.cached_tokens = receipt.prompt_tokens, receipt.cached_tokens
-            outcome.tier, outcome.reason = receipt.tier, receipt.reason
+            outcome.tier = receipt.tier
+            outcome.cause, outcome.reason = receipt.cause, receipt.reason

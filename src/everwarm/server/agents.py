@@ -20,7 +20,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from everwarm.errors import CancelledError, StoreError
 from everwarm.kv.agent import Agent, check_name
 from everwarm.kv.store import AgentStore
-from everwarm.kv.tiers import whereabouts
+from everwarm.kv.tools.export import export_agent
+from everwarm.kv.tools.import_ import import_agent
 from everwarm.server.errors import ApiError, as_api_error
 from everwarm.server.redact import without_paths
 from everwarm.server.request import Json, tenant_of
@@ -135,16 +136,7 @@ class _Agents:
         return self._serving.llm.agents
 
     def listed(self, tenant: str, everything: bool, limit: int) -> Json:
-        store = self._store
-        with store.lock:
-            found = [
-                agent
-                for agent in store.agents.values()
-                if agent.tenant == tenant
-                and (agent.generation or agent.unsaved)
-                and (everything or not agent.anonymous)
-            ]
-        found.sort(key=lambda agent: -agent.used)
+        found = [agent for agent in self._store.listed(tenant) if everything or not agent.anonymous]
         data = [self._json(agent) for agent in found[:limit]]
         return {"object": "list", "data": data, "has_more": len(found) > limit}
 
@@ -193,7 +185,7 @@ class _Agents:
             self._find(name, tenant)
             with tempfile.TemporaryDirectory(prefix="everwarm-") as folder:
                 path = Path(folder) / "agent"
-                _clear(lambda: self._store.export(name, path, tenant), path)
+                _clear(lambda: export_agent(self._store, name, path, tenant), path)
                 return path.open("rb")
 
         with contextlib.ExitStack() as held:
@@ -206,8 +198,8 @@ class _Agents:
         store = await self.on_thread(lambda: self._store)
         if name is not None:
             check_name(name, "agent")
-        async with self._transfers.received(request, store.warm.quota) as path:
-            moved = await self.on_thread(lambda: _clear(lambda: store.import_(path, name, tenant), path))
+        async with self._transfers.received(request, store.stats().warm_quota) as path:
+            moved = await self.on_thread(lambda: _clear(lambda: import_agent(store, path, name, tenant), path))
         return await self.described(moved.agent, tenant)
 
     def _find(self, name: str, tenant: str) -> Agent:
@@ -217,7 +209,7 @@ class _Agents:
             raise ApiError(404, str(error)) from None
 
     def _json(self, agent: Agent) -> Json:
-        at = whereabouts(self._store, agent)
+        at = self._store.whereabouts(agent)
         return {
             "id": agent.name,
             "object": "agent",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from starlette.datastructures import Headers
 
-from everwarm.kv.owner import DEFAULT_TENANT
+from everwarm.kv.warm.tenants import DEFAULT_TENANT
 from everwarm.server.errors import ApiError
 
 CALLER = "everwarm.caller"

@@ -79,13 +79,13 @@ class Metrics(Collector):
         yield _gauge("weight_cache_model_bytes", "All weights of the model.", stats.total_bytes)
 
     def _store(self) -> Iterator[Metric]:
-        store = self._serving.llm.agents
-        pool, counters, seconds = store.pool, store.counters, store.seconds
+        store = self._serving.llm.agents.stats()
+        counters, seconds = store.events, store.seconds
         held = GaugeMetricFamily("everwarm_tier_bytes", "Bytes of keys and values, by tier.", labels=["tier"])
         most = GaugeMetricFamily("everwarm_tier_budget_bytes", "What a tier may hold.", labels=["tier"])
         for tier, now, limit in (
-            ("hot", pool.bytes_in_use, pool.budget),
-            ("warm", store.warm.bytes + store.warm.other_bytes, store.warm.quota),
+            ("hot", store.hot_bytes, store.hot_budget),
+            ("warm", store.warm_bytes + store.other_bytes, store.warm_quota),
         ):
             held.add_metric([tier], now)
             if limit is not None:
@@ -94,15 +94,13 @@ class Metrics(Collector):
         yield most
         evicted = CounterMetricFamily("everwarm_evicted_blocks", "Blocks let go, by tier.", labels=["tier"])
         for tier in ("hot", "warm"):
-            evicted.add_metric([tier], counters[f"{tier}_evictions"])
+            evicted.add_metric([tier], counters.get(f"{tier}_evictions", 0))
         yield evicted
-        with store.lock:
-            agents, known = len(store.agents), sum(node.block is not None for node in store.tree.nodes.values())
-        yield _gauge("agents", "Known agents of all tenants, with and without a name.", agents)
-        yield _gauge("blocks_in_use", "Blocks in memory, of running sequences and kept.", pool.in_use)
-        yield _gauge("blocks_kept", "Of these known by their content: kept for the next turn.", known)
+        yield _gauge("agents", "Known agents of all tenants, with and without a name.", store.agents)
+        yield _gauge("blocks_in_use", "Blocks in memory, of running sequences and kept.", store.blocks_in_use)
+        yield _gauge("blocks_kept", "Of these known by their content: kept for the next turn.", store.blocks_kept)
         yield _gauge("store_read_only", "1 if agents are not saved.", int(bool(store.read_only)))
-        yield _gauge("quarantined_files", "Damaged files set aside.", store.warm.quarantined)
+        yield _gauge("quarantined_files", "Damaged files set aside.", store.quarantined)
         for name, help_text in (
             ("corrupt", "Blocks and manifests that were damaged, and not used."),
             ("save_errors", "Turns and blocks that could not be saved."),
@@ -112,8 +110,8 @@ class Metrics(Collector):
             ("restored_blocks", "Blocks read back."),
             ("restored_bytes", "Bytes read back."),
         ):
-            yield _counter(name if name != "corrupt" else "corrupt_blocks", help_text, counters[name])
-        saved = counters["saved_bytes"] + counters["saved_tail_bytes"] + counters["manifest_bytes"]
+            yield _counter(name if name != "corrupt" else "corrupt_blocks", help_text, counters.get(name, 0))
+        saved = sum(counters.get(name, 0) for name in ("saved_bytes", "saved_tail_bytes", "manifest_bytes"))
         yield _counter("saved_bytes", "Bytes written.", saved)
         yield _counter("save_seconds", "Spent writing, beside the computation.", seconds.get("save", 0.0))
         yield _counter("restore_seconds", "Spent reading back.", seconds.get("restore", 0.0))
@@ -132,9 +130,7 @@ class _Tenant(Collector):
         return []
 
     def collect(self) -> Iterator[Metric]:
-        store = self._serving.llm.agents
-        with store.lock:
-            agents = sum(tenant == self._tenant for tenant, _ in store.agents)
+        agents = self._serving.llm.agents.stats().agents_by_tenant.get(self._tenant, 0)
         yield _gauge("agents", "Known agents of this tenant, with and without a name.", agents)
 
 

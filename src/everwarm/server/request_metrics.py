@@ -9,31 +9,6 @@ from everwarm.server.log import Line
 _FIRST = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60)
 _BETWEEN = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.5, 1, 5)
 
-_REASONS = (
-    ("exact", "exact"),
-    ("extended", "extended"),
-    ("diverged at", "diverged"),
-    ("prefix of another history", "shared"),
-    ("no such agent", "new"),
-    ("no prefix of it is known", "new"),
-    ("other ", "incompatible"),
-    ("its manifest", "incompatible"),
-    ("evicted by quota", "evicted"),
-    ("dropped from memory", "evicted"),
-    ("the store is switched off", "evicted"),
-    ("computing is faster", "recomputed"),
-    ("KV budget", "recomputed"),
-    ("nothing was looked up", "off"),
-)
-
-
-def reason_class(reason: str) -> str:
-    """The reason of a receipt as one of few words: those are labels, its details are not."""
-    for beginning, name in _REASONS:
-        if reason.startswith(beginning):
-            return name
-    return "lost" if reason else "none"  # a damaged file, a disk that can't be read
-
 
 class RequestMetrics:
     """What requests took."""
@@ -55,7 +30,7 @@ class RequestMetrics:
             registry=registry,
         )  # fmt: skip
         self._lookups = Counter(
-            "everwarm_lookups", "Prefixes looked up, by tier and class of reason.", ("tier", "reason"),
+            "everwarm_lookups", "Prefixes looked up, by tier and cause.", ("tier", "reason"),
             registry=registry,
         )  # fmt: skip
         self._gone = Counter("everwarm_cancelled_requests", "Requests whose client went away.", registry=registry)
@@ -77,7 +52,7 @@ class RequestMetrics:
         self._tokens.labels("cached").inc(outcome.cached_tokens)
         self._tokens.labels("completion").inc(outcome.completion_tokens)
         if outcome.tier:
-            self._lookups.labels(outcome.tier, reason_class(outcome.reason)).inc()
+            self._lookups.labels(outcome.tier, outcome.cause or "none").inc()
 
 
 class AllRequests:

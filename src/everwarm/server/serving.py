@@ -52,6 +52,7 @@ class Outcome:
     cached_tokens: int = 0
     completion_tokens: int = 0
     tier: str = ""
+    cause: str = ""
     reason: str = ""
     ttft_s: float | None = None
     total_s: float = 0.0

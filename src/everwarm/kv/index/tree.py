@@ -1,8 +1,8 @@
 """Every block that is known, hot or warm, in a tree of prefixes.
 
 A path from a root spells a token history; a node is the block of its last tokens. Full blocks have children, partial
-ones (the ends of histories) do not. A node stays while it is hot, on disk, owned by an agent or has children. No locks
-here: the store's.
+ones (the ends of histories) do not. A node stays while it is hot, on disk, owned by an agent or has children. Nodes are
+changed by `Index` alone, with its lock held.
 """
 
 import bisect
@@ -13,6 +13,7 @@ from operator import attrgetter
 import numpy as np
 
 from everwarm.kv.chain import Key, child_key
+from everwarm.kv.receipt import Why
 
 _tokens = attrgetter("tokens")
 
@@ -33,8 +34,8 @@ class Node:
     named: int = 0  # agents with a name that own it
     anonymous: int = 0
     pinned: int = 0  # of those, pinned
-    claims: int = 0  # turns that use it
-    lost: str = ""  # why it has no bytes any more
+    claims: int = 0  # turns that use it (its ref count)
+    lost: Why | None = None  # why it has no bytes any more
 
     @property
     def available(self) -> bool:

@@ -1,12 +1,12 @@
 """Blocks in memory, each with a count of its owners, under a byte budget; and sequences that grow in them.
 
-A block that has more than one owner is never written: a sequence copies it first. When the budget is full, `make_room`
-is asked to let go of blocks that no sequence uses.
+A block that has more than one owner is never written: a sequence copies it first. When the budget is full, the
+`Reclaimer` is asked to let go of blocks that no sequence uses.
 """
 
 import threading
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -19,15 +19,27 @@ MOST_SPARE = 512 << 20
 """Bytes of released memory that are kept for the next blocks: filling fresh memory takes twice as long or more."""
 
 
+class Reclaimer(Protocol):
+    """Whoever keeps blocks that no sequence uses, and can let go of them."""
+
+    @property
+    def size_bytes(self) -> int:
+        """What it takes to find those blocks. It is charged to the budget."""
+
+    def reclaim(self, blocks: int) -> None:
+        """Let go of so many blocks, if possible. Called with the pool's lock held."""
+
+    def wait(self) -> bool:
+        """Wait until more can be let go of; False if nothing is on its way. Called without the lock."""
+
+
 class BlockPool:
     """Who owns which block. `lock` guards it, and all that is decided from its counts."""
 
-    def __init__(self, memory: BlockMemory, budget: int | None = None) -> None:
+    def __init__(self, memory: BlockMemory, budget: int | None = None, reclaimer: Reclaimer | None = None) -> None:
         self.memory = memory
         self.lock = threading.RLock()
-        self.make_room: Callable[[int], None] = lambda blocks: None
-        self.index_bytes: Callable[[], int] = lambda: 0
-        self.wait_for_room: Callable[[], bool] = lambda: False  # whether some time later there may be more room
+        self._reclaimer = reclaimer
         self.block_tokens, self.block_bytes = memory.block_tokens, memory.block_bytes
         self.resize(budget)
         self._owners: dict[int, int] = {}
@@ -41,7 +53,8 @@ class BlockPool:
         """What fits into the budget beside what is needed to find it, which is charged with half of it at most."""
         if self.budget is None:
             return None
-        return (self.budget - min(self.index_bytes(), self.budget // 2)) // self.block_bytes
+        index_bytes = 0 if self._reclaimer is None else self._reclaimer.size_bytes
+        return (self.budget - min(index_bytes, self.budget // 2)) // self.block_bytes
 
     @property
     def in_use(self) -> int:
@@ -67,12 +80,14 @@ class BlockPool:
                     f"KV budget: {self.budget:,} bytes hold {self.most_blocks} blocks of {self.block_tokens} tokens, "
                     f"{self.in_use} are in use and {count} more are needed: give a larger --kv-budget"
                 )
-            waited = self.wait_for_room()  # if not: the last that could help may have ended just now
+            # If not: the last that could help may have ended just now.
+            waited = self._reclaimer is not None and self._reclaimer.wait()
 
     def _make_fit(self, count: int) -> bool:
         most = self.most_blocks
         if most is not None and self.in_use + count > most:
-            self.make_room(self.in_use + count - most)
+            if self._reclaimer is not None:
+                self._reclaimer.reclaim(self.in_use + count - most)
             return self.in_use + count <= most
         return True
 
@@ -155,6 +170,11 @@ class SequenceKV:
         kept = -(-length // self.pool.block_tokens)
         self.pool.drop(self.blocks[kept:])
         del self.blocks[kept:]
+
+    def adopt(self, blocks: list[int], length: int) -> None:
+        """Begin with blocks that are known and held for this sequence."""
+        assert not self.blocks, "only an empty sequence can begin"
+        self.blocks, self.length = blocks, length
 
     def close(self) -> None:
         """Give the blocks back. What else owns them keeps them."""

@@ -1,26 +1,26 @@
-"""A store's directory seen without a model: which models have agents there, how many blocks and bytes.
+"""What is in a store, seen without a model: which models have agents there, how many blocks and bytes.
 
-Reads only, and beside a process that writes: what goes away while we look was not there. Every model's directory says
-in `model.json` whose it is; with that, its store can be opened without the model, to change what needs no computing.
+Reads only, and beside a process that writes: what goes away while we look was not there. Every model says in
+`model.json` whose blocks these are; with that, its agents can be opened without the model, to change what needs no
+computing.
 """
 
-import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from everwarm.errors import StoreError, UnknownAgentError
-from everwarm.kv.chain import KEY_BYTES, Key
+from everwarm.kv.chain import Key
 from everwarm.kv.container import VersionError
-from everwarm.kv.disk import MODEL, SUFFIX, ModelIds
-from everwarm.kv.files import TEMPORARY
+from everwarm.kv.ids import ModelIds
+from everwarm.kv.index.index import Index
+from everwarm.kv.index.pool import HeapBlocks
 from everwarm.kv.manifest import Manifest, decode, file_name
-from everwarm.kv.others import directory_bytes
-from everwarm.kv.owner import DEFAULT_TENANT, QUARANTINE, StoreLock, unsealed
-from everwarm.kv.pool import BlockPool, HeapBlocks
 from everwarm.kv.store import AgentStore
-from everwarm.opening import read_whole
+from everwarm.kv.warm.blocks import MODEL
+from everwarm.kv.warm.blockstore import BLOCKS, MANIFESTS, QUARANTINE, Blob, BlockStore, ObjectId
+from everwarm.kv.warm.sealed import unsealed
+from everwarm.kv.warm.tenants import DEFAULT_TENANT
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class AgentEntry:
     """One agent of one model."""
 
     manifest: Manifest  # without its text
-    path: Path
+    blob: Blob
     manifest_bytes: int
     own_bytes: int  # of its manifest and of blocks that no other agent has
     shared_bytes: int  # of blocks that others have, too
@@ -41,19 +41,15 @@ class AgentEntry:
 
 @dataclass(slots=True)
 class ModelEntry:
-    """One model's directory."""
+    """One model's part of a store."""
 
-    path: Path
+    directory: str
     ids: ModelIds | None = None
     problem: str = ""  # why `ids` is None
     agents: list[AgentEntry] = field(default_factory=list)
     blocks: dict[Key, int] = field(default_factory=dict)  # bytes of each file
-    unreadable: dict[Path, str] = field(default_factory=dict)  # manifests, and why
-    other_versions: dict[Path, str] = field(default_factory=dict)  # manifests that another everwarm can read
-
-    @property
-    def directory(self) -> str:
-        return self.path.name
+    unreadable: dict[Blob, str] = field(default_factory=dict)  # manifests, and why
+    other_versions: dict[Blob, str] = field(default_factory=dict)  # manifests that another everwarm can read
 
     @property
     def name(self) -> str:
@@ -81,7 +77,7 @@ class ModelEntry:
 class Inventory:
     """All of it."""
 
-    root: Path
+    store: BlockStore
     models: list[ModelEntry]
     size_bytes: int  # of every file, also of those in quarantine
     quarantined: int
@@ -104,8 +100,8 @@ class Inventory:
             which = ", ".join(entry.described for entry, _ in found)
             raise StoreError(f"agent {name[:80]!r} is known to several models; choose with --model: {which}")
         for entry in self.chosen(model):
-            path = entry.path / "manifests" / file_name(tenant, name)
-            if why := entry.other_versions.get(path) or entry.unreadable.get(path):
+            blob = Blob(entry.directory, MANIFESTS, file_name(tenant, name))
+            if why := entry.other_versions.get(blob) or entry.unreadable.get(blob):
                 raise StoreError(f"agent {name[:80]!r}: its manifest can't be read: {why}")
         of_tenant = "" if tenant == DEFAULT_TENANT else f" of tenant {tenant[:80]!r}"
         raise UnknownAgentError(
@@ -125,125 +121,85 @@ class Inventory:
         return found
 
 
-def take_inventory(root: Path) -> Inventory:
+def take_inventory(store: BlockStore) -> Inventory:
     """Look at manifests and at the listing of blocks. A store that is not there is an empty one."""
-    quarantine = root / QUARANTINE
+    quarantine = list(store.list("", QUARANTINE))
     return Inventory(
-        root,
-        [_model(path) for path in model_directories(root)],
-        directory_bytes(root),
-        sum(1 for _ in listed(quarantine)),
-        directory_bytes(quarantine),
+        store,
+        [_model(store, model) for model in store.models()],
+        store.usage(),
+        len(quarantine),
+        sum(size for _, size in quarantine),
     )
 
 
-def model_directories(root: Path) -> list[Path]:
-    """Directories of models, whatever is in them."""
-    try:
-        found = [Path(entry.path) for entry in os.scandir(root) if entry.is_dir(follow_symlinks=False)]
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise StoreError(f"{root}: can't be read: {error.strerror or error}") from None
-    return sorted(path for path in found if (path / "blocks").is_dir() or (path / "manifests").is_dir())
-
-
-def read_ids(path: Path) -> ModelIds:
-    """Whose directory this is. Raises StoreError, FileNotFoundError."""
-    ids = ModelIds.from_json(unsealed(path / MODEL))
-    if ids.directory != path.name:
-        raise StoreError(f"{path / MODEL}: of another directory, {ids.directory[:80]!r}")
+def read_ids(store: BlockStore, model: str) -> ModelIds:
+    """Whose blocks a model's are. Raises StoreError, FileNotFoundError."""
+    blob = Blob(model, "", MODEL)
+    ids = ModelIds.from_json(unsealed(store, blob))
+    if ids.directory != model:
+        raise StoreError(f"{store.where(blob)}: of another directory, {ids.directory[:80]!r}")
     return ids
 
 
-def read_manifest(path: Path, with_text: bool = False) -> Manifest:
+def read_manifest(store: BlockStore, blob: Blob, with_text: bool = False) -> Manifest:
     """A manifest that is where it belongs. Raises StoreError, VersionError, OSError."""
-    manifest = decode(read_whole(path), with_text)
-    if path.name != file_name(manifest.tenant, manifest.name):
+    manifest = decode(store.read(blob), with_text)
+    if blob.name != file_name(manifest.tenant, manifest.name):
         raise StoreError("under the name of another agent")
-    if path.parent.parent.name != f"{manifest.weights_id[:16]}-{manifest.numerics_id[:16]}":
+    if blob.model != f"{manifest.weights_id[:16]}-{manifest.numerics_id[:16]}":
         raise StoreError("of another model")
     return manifest
 
 
-def listed(directory: Path) -> Iterator[tuple[Path, int]]:
-    """Files and their sizes."""
-    try:
-        entries = os.scandir(directory)
-    except FileNotFoundError:
-        return
-    with entries:
-        for entry in entries:
-            try:
-                if entry.is_file(follow_symlinks=False):
-                    yield Path(entry.path), entry.stat(follow_symlinks=False).st_size
-            except FileNotFoundError:
-                continue
-
-
-def block_key(path: Path) -> Key | None:
-    """The block that a file is named after, if it is."""
-    try:
-        key = bytes.fromhex(path.name.removesuffix(SUFFIX))
-    except ValueError:
-        return None
-    return Key(key) if len(key) == KEY_BYTES and path.name == key.hex() + SUFFIX else None
-
-
-def is_temporary(path: Path) -> bool:
-    """Half-written, by a process that runs or that was killed."""
-    return path.name.startswith(".") and path.name.endswith(TEMPORARY)
-
-
-def open_agents(root: Path, model: ModelEntry, *, writing: bool, quota: int = 0) -> AgentStore:
+def open_agents(store: BlockStore, model: ModelEntry, *, writing: bool, quota: int = 0) -> AgentStore:
     """The agents of one model, without the model. Raises StoreError if it shall write and can't: who holds the lock."""
     if model.ids is None:
-        raise StoreError(f"{model.path}: {model.problem}; `everwarm agents verify --repair` may mend it")
+        where = store.where(Blob(model.directory, "", ""))
+        raise StoreError(f"{where}: {model.problem}; `everwarm agents verify --repair` may mend it")
     if writing:
-        lock(root).release()
+        store.lock().release()
     layout = model.ids.layout
-    pool = BlockPool(HeapBlocks(layout.block_tokens, layout.block_bytes))
-    store = AgentStore(pool, model.ids, root, quota=quota, writing=writing)
-    if writing and store.read_only:
-        store.close()
-        raise StoreError(store.read_only)
-    return store
+    index = Index(HeapBlocks(layout.block_tokens, layout.block_bytes))
+    agents = AgentStore(index, model.ids, store, quota=quota, writing=writing)
+    if writing and agents.read_only:
+        agents.close()
+        raise StoreError(agents.read_only)
+    return agents
 
 
-def lock(root: Path) -> StoreLock:
-    """The right to write. Raises StoreError saying who has it, or why nobody can."""
+def _model(store: BlockStore, model: str) -> ModelEntry:
+    entry = ModelEntry(model)
     try:
-        return StoreLock(root)
-    except OSError as error:
-        raise StoreError(f"{root}: can't be written: {error.strerror or error}") from None
-
-
-def _model(path: Path) -> ModelEntry:
-    entry = ModelEntry(path)
-    try:
-        entry.ids = read_ids(path)
+        entry.ids = read_ids(store, model)
     except FileNotFoundError:
         entry.problem = f"{MODEL} is missing"
     except StoreError as error:
         entry.problem = str(error)
-    found: list[tuple[Manifest, Path, int]] = []
-    for file, size in listed(path / "manifests"):
-        if file.suffix != SUFFIX or is_temporary(file):
+    found: list[tuple[Manifest, Blob, int]] = []
+    for blob, size in store.list(model, MANIFESTS):
+        if not blob.is_data:
             continue
         try:
-            found.append((read_manifest(file), file, size))
+            found.append((read_manifest(store, blob), blob, size))
         except VersionError as error:
-            entry.other_versions[file] = str(error)
+            entry.other_versions[blob] = str(error)
         except FileNotFoundError:
             continue
         except (StoreError, OSError) as error:
-            entry.unreadable[file] = str(error)
-    entry.blocks = {key: size for file, size in listed(path / "blocks") if (key := block_key(file))}
+            entry.unreadable[blob] = str(error)
+    entry.blocks = dict(_blocks(store, model))
     owners = Counter(key for manifest, _, _ in found for key in set(manifest.blocks))
-    for manifest, file, size in found:
+    for manifest, blob, size in found:
         sizes = {key: entry.blocks.get(key, 0) for key in manifest.blocks}
         own = sum(size for key, size in sizes.items() if owners[key] == 1)
         lost = tuple(number for number, key in enumerate(manifest.blocks) if key not in entry.blocks)
-        entry.agents.append(AgentEntry(manifest, file, size, size + own, sum(sizes.values()) - own, lost))
+        entry.agents.append(AgentEntry(manifest, blob, size, size + own, sum(sizes.values()) - own, lost))
     entry.agents.sort(key=lambda agent: -agent.manifest.used)
     return entry
+
+
+def _blocks(store: BlockStore, model: str) -> Iterator[tuple[Key, int]]:
+    for blob, size in store.list(model, BLOCKS):
+        if (found := ObjectId.of(blob)) is not None:
+            yield found.key, size

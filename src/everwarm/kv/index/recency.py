@@ -1,20 +1,18 @@
-"""Which blocks to let go of first: a queue for each rank, in each of them the longest unused first.
+"""Which blocks were not used for longest: a queue for each rank, in each of them the longest unused first.
 
 A path is touched from its end to its beginning, so a parent is always younger than its children: leaves go first.
-Finding the next block to let go of takes the same time whatever the number of blocks.
+Finding the next block takes the same time whatever the number of blocks.
 """
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from itertools import count
 
-from everwarm.kv.tree import Node
+from everwarm.kv.eviction import RANKS
+from everwarm.kv.index.tree import Node
 
-RANKS = 6
-
-
-def rank_on_disk(node: Node) -> int:
-    """Blocks that no named agent owns, then those of named agents, then those of pinned ones."""
-    return 2 if node.pinned else 1 if node.named else 0
+_clock = count()
+"""Ticks at each use. All queues of a process share it, so that blocks of several models can be compared."""
 
 
 class Recency:
@@ -22,7 +20,7 @@ class Recency:
 
     def __init__(self, rank: Callable[[Node], int]) -> None:
         self._rank = rank
-        self._queues: tuple[OrderedDict[int, Node], ...] = tuple(OrderedDict() for _ in range(RANKS))
+        self._queues: tuple[OrderedDict[int, tuple[Node, int]], ...] = tuple(OrderedDict() for _ in range(RANKS))
         self._rank_of: dict[int, int] = {}
 
     def touch(self, path: Iterable[Node]) -> None:
@@ -30,16 +28,16 @@ class Recency:
         for node in path:
             self.discard(node)
             self._rank_of[id(node)] = rank = self._rank(node)
-            self._queues[rank][id(node)] = node
+            self._queues[rank][id(node)] = node, next(_clock)
 
     def refile(self, node: Node) -> None:
         """Its rank may have changed. In a lower queue it becomes the first to go, in a higher one the last."""
         before = self._rank_of.get(id(node))
         if before is None or (rank := self._rank(node)) == before:
             return
-        del self._queues[before][id(node)]
+        entry = self._queues[before].pop(id(node))
         self._rank_of[id(node)] = rank
-        self._queues[rank][id(node)] = node
+        self._queues[rank][id(node)] = entry
         self._queues[rank].move_to_end(id(node), last=rank > before)
 
     def discard(self, node: Node) -> None:
@@ -54,13 +52,19 @@ class Recency:
         queue = self._queues[rank]
         found: list[Node] = []
         passed: list[Node] = []
-        for node in queue.values():
+        for node, _ in queue.values():
             if len(found) >= count:
                 break
             (passed if busy(node) else found).append(node)
         for node in passed:
+            queue[id(node)] = node, next(_clock)
             queue.move_to_end(id(node))
         return found
+
+    def last_use(self, rank: int) -> int | None:
+        """When the first node of a rank was last used, as a tick; None if there is none."""
+        first = next(iter(self._queues[rank].values()), None)
+        return None if first is None else first[1]
 
     def __len__(self) -> int:
         return len(self._rank_of)

@@ -1,16 +1,12 @@
-"""Where an agent's blocks are, and bringing them into memory ahead of its next turn."""
+"""Where an agent's blocks are: what its next turn would find."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from everwarm.kv.agent import Agent
-from everwarm.kv.pool import SequenceKV
+from everwarm.kv.histories import Histories
+from everwarm.kv.index.tree import Node
 from everwarm.kv.receipt import Receipt
-from everwarm.kv.restore import restore
-from everwarm.kv.tree import Node
-
-if TYPE_CHECKING:
-    from everwarm.kv.store import AgentStore
+from everwarm.kv.warm.restore import Restorer
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,45 +31,43 @@ class Warmed:
     reason: str  # why not all of it; empty if it is
 
 
-def whereabouts(store: "AgentStore", agent: "Agent") -> Whereabouts:
-    with store.lock:
+def whereabouts(histories: Histories, agent: Agent) -> Whereabouts:
+    index, tier = histories.index, histories.tier
+    with index.lock:
         chain = agent.chain()
         there = _beginning(chain)
         hot = sum(node.block is not None for node in chain)
         warm = sum(node.on_disk for node in chain)
-        tier = "cold" if not there else "hot" if all(node.block is not None for node in there) else "warm"
+        where = "cold" if not there else "hot" if all(node.block is not None for node in there) else "warm"
         tokens = there[-1].end if there else 0
-    file_bytes = 0 if store.disk is None else store.disk.block_file_bytes
-    return Whereabouts(tier, tokens, hot * store.pool.block_bytes, warm * file_bytes + agent.manifest_bytes)
+    saved = 0 if tier is None else warm * tier.block_bytes + tier.manifests.size((agent.tenant, agent.name))
+    return Whereabouts(where, tokens, hot * index.block_bytes, saved)
 
 
-def warm_up(store: "AgentStore", agent: "Agent") -> Warmed:
+def warm_up(histories: Histories, restorer: Restorer, agent: Agent) -> Warmed:
     """Read an agent's blocks into memory. A turn that goes on meanwhile is not disturbed."""
-    with store.lock:
+    index = histories.index
+    with index.lock:
         nodes = _beginning(agent.chain())
-        for node in nodes:
-            node.claims += 1
+        index.claim(nodes)
     receipt = Receipt(agent.name)
-    kv = SequenceKV(store.pool, len(nodes) * store.pool.block_tokens)
+    kv = index.sequence(len(nodes) * index.block_tokens)
     try:
-        usable, why = restore(store, kv, nodes, receipt, always=True)
-        with store.lock:
-            store.hot.touch(node for node in reversed(nodes[:usable]) if node.block is not None)
-            store.warm.touch(nodes[:usable])
+        usable, why = restorer.restore(kv, nodes, receipt, always=True)
+        index.touch(nodes[:usable])
     finally:
         kv.close()
-        with store.lock:
-            for node in reversed(nodes):
-                node.claims -= 1
-                store.tree.forget(node)
-    now = whereabouts(store, agent)
+        index.release(reversed(nodes))
+    now = whereabouts(histories, agent)
+    if why is None and not (usable and agent.kv_tokens <= nodes[usable - 1].end):
+        why = index.why_lost(agent.chain(), now.tokens)
     return Warmed(
         now.tier,
         nodes[usable - 1].end if usable else 0,
         receipt.restored_blocks,
         receipt.restored_bytes,
         receipt.restore_s,
-        why or ("" if usable and agent.kv_tokens <= nodes[usable - 1].end else store.why_lost(agent, now.tokens)),
+        why.text if why is not None else "",
     )
 
 

@@ -1,0 +1,1 @@
+"""A `BlockStore` in a local directory."""

@@ -1,0 +1,319 @@
+"""The index: every known block, where its bytes are, who needs it, and what may leave memory.
+
+It owns the tree, the pool of blocks in memory, both queues of recency and the lock that guards them. It is the only
+place that changes a `Node`. It touches no file: the warm tier tells it what was saved and what is gone.
+
+A block in the tree is never written again. It leaves memory only when it is on disk, when nobody wants it, or when
+nothing can be saved.
+"""
+
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from everwarm.kernels.backend import BlockMemory
+from everwarm.kv.chain import Key
+from everwarm.kv.counts import Counts
+from everwarm.kv.eviction import AS_A_LAST_RESORT, AT_REST, WHILE_SAVING, Worth, rank_in_memory, worth
+from everwarm.kv.index.pool import BlockPool, SequenceKV
+from everwarm.kv.index.recency import Recency
+from everwarm.kv.index.tree import NODE_BYTES, Node, Tree
+from everwarm.kv.receipt import Cause, Why
+
+
+class Saver(Protocol):
+    """Whoever brings blocks to disk."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether something waits to be written, or is being written."""
+
+    def wait_for_progress(self) -> bool:
+        """Wait until one more thing was written; False if there is nothing to wait for."""
+
+
+class Index:
+    """The blocks of one model. Methods that are marked so are called with `lock` held."""
+
+    def __init__(self, memory: BlockMemory, budget: int | None = None, *, node_bytes: int = NODE_BYTES) -> None:
+        """`node_bytes`: what a node is charged with; tests with tiny blocks charge nothing."""
+        self.pool = BlockPool(memory, budget, self)
+        self.lock: threading.RLock = self.pool.lock
+        self.tree = Tree(memory.block_tokens)
+        self.hot = Recency(self._rank_in_memory)
+        self.warm = Recency(_worth)
+        self.counts = Counts()
+        self._node_bytes = node_bytes
+        self._saver: Saver | None = None
+        self._not_saved = "the store is switched off"
+
+    @property
+    def block_tokens(self) -> int:
+        return self.pool.block_tokens
+
+    @property
+    def block_bytes(self) -> int:
+        return self.pool.block_bytes
+
+    @property
+    def most_blocks(self) -> int | None:
+        """How many blocks fit into the budget; None if there is none."""
+        return self.pool.most_blocks
+
+    def resize(self, budget: int | None) -> None:
+        self.pool.resize(budget)
+
+    def sequence(self, capacity: int) -> SequenceKV:
+        """An empty sequence in this memory."""
+        return SequenceKV(self.pool, capacity)
+
+    def save_with(self, saver: Saver, not_saved: str) -> None:
+        """From now on blocks are saved by `saver`, or they are not: `not_saved` says why."""
+        with self.lock:
+            self._saver, self._not_saved = saver, not_saved
+
+    # Finding ----------------------------------------------------------------------------------------------------------
+
+    def root(self, key: Key) -> Node:
+        with self.lock:
+            return self.tree.root(key)
+
+    def find(self, key: Key) -> Node | None:
+        with self.lock:
+            return self.tree.nodes.get(key)
+
+    def walk(self, root: Node, tokens: bytes) -> tuple[list[Node], Node | None, int]:
+        """See `Tree.walk`. With `lock` held."""
+        return self.tree.walk(root, tokens)
+
+    def chain(self, root: Key, tokens: bytes, keys: Sequence[Key]) -> list[Node]:
+        """The nodes of these blocks, from the beginning on, as far as they bear the names of these tokens. Nodes that
+        are not known are made.
+        """
+        size = 4 * self.block_tokens
+        with self.lock:
+            node, chain = self.tree.root(root), list[Node]()
+            for number, key in enumerate(keys):
+                part = tokens[number * size : (number + 1) * size]
+                node = self.tree.child(node, part) if part else node
+                if not part or node.key != key:
+                    self.tree.forget(node)
+                    break
+                chain.append(node)
+            return chain
+
+    def alone(self, chain: list[Node]) -> list[Node]:
+        """Blocks that only the owner of this chain owns and nobody uses, children first: those of the chain, and what
+        once branched off from them. With `lock` held.
+        """
+        found: list[Node] = []
+        left = [node for node in chain if node.named + node.anonymous == 1 and not node.claims][:1]
+        while left:
+            node = left.pop()
+            found.append(node)
+            left += node.children
+        return found[::-1]
+
+    def is_partial(self, node: Node) -> bool:
+        """Whether it is the end of a history, and not full."""
+        return len(node.tokens) < 4 * self.block_tokens
+
+    # Use --------------------------------------------------------------------------------------------------------------
+
+    def seal(self, parent: Node, tokens: bytes, block: int) -> tuple[Node, int] | None:
+        """Make a block known that will not be written any more. Returns its node and the block to use from now on: if
+        the same was computed before, that one. None if the block belongs to another node, of which these tokens are
+        only the beginning: two nodes never share a block.
+        """
+        with self.lock:
+            node = self.tree.child(parent, tokens)
+            if node.block is None and self.pool.owners(block) > 1:
+                self.tree.forget(node)
+                return None
+            node.lost = None
+            if node.block is None:
+                node.block = self.pool.hold(block)
+            elif node.block != block:
+                self.pool.hold(node.block)
+                self.pool.drop([block])
+            self.hot.touch([node])
+            return node, node.block
+
+    def claim_child(self, parent: Node, tokens: bytes) -> Node:
+        """The block of these tokens behind `parent`, made if it is not known, in use until it is released."""
+        with self.lock:
+            node = self.tree.child(parent, tokens)
+            node.claims += 1
+            return node
+
+    def claim(self, nodes: Iterable[Node]) -> None:
+        """A turn uses them: nothing deletes their files."""
+        with self.lock:
+            for node in nodes:
+                node.claims += 1
+
+    def release(self, nodes: Iterable[Node]) -> None:
+        with self.lock:
+            for node in nodes:
+                node.claims -= 1
+                self.tree.forget(node)
+
+    def add_owner(self, chain: list[Node], *, anonymous: bool, pinned: bool) -> None:
+        self._count_owner(chain, +1, anonymous, pinned)
+
+    def remove_owner(self, chain: list[Node], *, anonymous: bool, pinned: bool) -> None:
+        """The nodes stay until `forget`."""
+        self._count_owner(chain, -1, anonymous, pinned)
+
+    def _count_owner(self, chain: list[Node], change: int, anonymous: bool, pinned: bool) -> None:
+        with self.lock:
+            for node in chain:
+                if anonymous:
+                    node.anonymous += change
+                else:
+                    node.named += change
+                node.pinned += change if pinned else 0
+                self.hot.refile(node)
+                self.warm.refile(node)
+
+    def touch(self, chain: list[Node]) -> None:
+        """A path was used just now."""
+        with self.lock:
+            self.hot.touch(node for node in reversed(chain) if node.block is not None)
+            self.warm.touch(node for node in reversed(chain) if node.on_disk)
+
+    def forget(self, node: Node) -> None:
+        """Take it out of the tree, and its parents, if nothing needs them any more."""
+        with self.lock:
+            self.tree.forget(node)
+
+    # Memory -----------------------------------------------------------------------------------------------------------
+
+    def hold(self, node: Node) -> int | None:
+        """One more owner for the node's block; None if it is not in memory."""
+        with self.lock:
+            return None if node.block is None else self.pool.hold(node.block)
+
+    def hold_all(self, nodes: list[Node]) -> dict[int, int]:
+        """The same for many: which of them are in memory, by number, and their blocks."""
+        with self.lock:
+            return {i: self.pool.hold(node.block) for i, node in enumerate(nodes) if node.block is not None}
+
+    def made_hot(self, node: Node, block: int) -> int:
+        """A block was read from disk. The block to use from now on: if another turn was faster, the one it read."""
+        with self.lock:
+            if node.block is None:
+                node.block = self.pool.hold(block)
+                self.hot.touch([node])
+            else:
+                self.pool.hold(node.block)
+                self.pool.drop([block])
+            return node.block
+
+    def cool(self, node: Node, forced: bool = False) -> bool:
+        """Drop a block from memory if nobody computes with it or writes it, and it can come back or nobody wants it."""
+        with self.lock:
+            if not self._may_cool(node, forced):
+                return False
+            assert node.block is not None
+            self.pool.drop([node.block])
+            node.block = None
+            self.hot.discard(node)
+            if not node.on_disk:
+                node.lost = Why(Cause.EVICTED, self._not_saved or "dropped from memory before it could be saved")
+            self.tree.forget(node)
+            return True
+
+    def drop_all(self) -> None:
+        """Free all memory that no sequence uses."""
+        with self.lock:
+            for node in list(self.tree.nodes.values()):
+                if node.block is not None:
+                    self.pool.drop([node.block])
+                    node.block = None
+
+    @property
+    def size_bytes(self) -> int:
+        """What the tree takes in memory, about."""
+        return self._node_bytes * len(self.tree.nodes)
+
+    def reclaim(self, blocks: int) -> None:
+        """Let go of so many blocks that no sequence uses, in the order of `kv.eviction`."""
+        with self.lock:
+            busy = self._saver is not None and self._saver.busy
+            for rank in WHILE_SAVING if busy else AT_REST:
+                blocks -= self._cool_oldest(rank, blocks, forced=False)
+            for rank in () if busy else AS_A_LAST_RESORT:
+                blocks -= self._cool_oldest(rank, blocks, forced=True)
+
+    def wait(self) -> bool:
+        return self._saver is not None and self._saver.wait_for_progress()
+
+    def _cool_oldest(self, rank: int, blocks: int, *, forced: bool) -> int:
+        nodes = self.hot.oldest(rank, blocks, lambda node: not self._may_cool(node, forced)) if blocks > 0 else []
+        cooled = sum(self.cool(node, forced) for node in nodes)
+        self.counts.events["hot_evictions"] += cooled
+        return cooled
+
+    def _may_cool(self, node: Node, forced: bool) -> bool:
+        if node.block is None or self.pool.owners(node.block) > 1:
+            return False
+        unwanted = not (node.owned or node.claims)
+        return node.safe or bool(self._not_saved) or unwanted or forced
+
+    def _rank_in_memory(self, node: Node) -> int:
+        return rank_in_memory(_worth(node), node.safe or not node.owned or bool(self._not_saved))
+
+    # Disk -------------------------------------------------------------------------------------------------------------
+
+    def begin_write(self, node: Node) -> int | None:
+        """The node's block, held until `end_write`. None if there is nothing to write, or somebody does already."""
+        with self.lock:
+            if self._not_saved or node.safe or node.writing or node.block is None:
+                return None
+            node.writing = True
+            return self.pool.hold(node.block)
+
+    def end_write(self, node: Node, block: int) -> None:
+        with self.lock:
+            node.writing = False
+            self.pool.drop([block])
+            self.tree.forget(node)
+
+    def saved(self, node: Node) -> None:
+        """Its bytes are on disk now."""
+        with self.lock:
+            node.on_disk, node.suspect, node.lost = True, False, None
+            self.warm.touch([node])
+            self.hot.refile(node)
+
+    def suspect(self, nodes: Iterable[Node]) -> None:
+        """A crash may lose their files: they have to be written again before a manifest may rely on them."""
+        with self.lock:
+            for node in nodes:
+                node.suspect = node.on_disk
+                self.hot.refile(node)
+
+    def gone(self, node: Node, why: Why | None) -> None:
+        """Its bytes can't be had from disk any more."""
+        with self.lock:
+            node.on_disk, node.suspect, node.lost = False, False, why
+            self.warm.discard(node)
+            self.hot.refile(node)
+
+    def oldest_on_disk(self, rank: int, count: int) -> list[Node]:
+        """Up to so many nodes on disk that no turn uses, the longest unused first."""
+        with self.lock:
+            return self.warm.oldest(rank, count, lambda node: node.claims > 0)
+
+    def why_lost(self, chain: list[Node], cached_tokens: int) -> Why | None:
+        """Why the block after these tokens is not there; None if it is."""
+        with self.lock:
+            for node in chain:
+                if node.end > cached_tokens and not node.available:
+                    return node.lost or Why(Cause.EVICTED, "evicted by quota")
+        return None
+
+
+def _worth(node: Node) -> Worth:
+    return worth(node.named > 0, node.pinned > 0)

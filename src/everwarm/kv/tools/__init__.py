@@ -1,0 +1,1 @@
+"""What `everwarm agents` does with a store: inventory, verification, garbage collection, export and import."""

@@ -1,0 +1,179 @@
+"""An agent as one file, for another machine with the same weights and the same arithmetic.
+
+The file is a safetensors file (`kv.container`) with the history (`tokens`, `text`) and its KV (`kv.0`: a row per block,
+in order). No salt and no block names leave the machine: where the file arrives, names are made anew.
+"""
+
+import errno
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from importlib.metadata import version as installed
+from pathlib import Path
+
+import numpy as np
+import xxhash
+
+from everwarm.errors import StoreError
+from everwarm.kv import container
+from everwarm.kv.chain import Key, child_key, token_bytes
+from everwarm.kv.container import Array
+from everwarm.kv.disk.files import TEMPORARY, Files
+from everwarm.kv.ids import ModelIds
+from everwarm.kv.manifest import Manifest, pack_text
+from everwarm.kv.store import AgentStore
+from everwarm.kv.tools.exported import FORMAT, VERSION, Moved, Progress, parts_of, quiet
+from everwarm.kv.warm.blocks import BlockName
+
+
+def export_agent(
+    store: AgentStore,
+    name: str,
+    path: Path,
+    tenant: str = "",
+    progress: Progress | None = None,
+    files: Files | None = None,
+) -> Moved:
+    """Write an agent's last history to a new file. Works beside a process that writes in the store: a block that it
+    takes away meanwhile is a lost one, and the export ends before it.
+    """
+    if os.path.lexists(path):
+        raise StoreError(f"{path}: exists already; remove it or take another name")
+    agent = store.find(name, tenant)
+    lost: set[Key] = set()
+    while True:
+        manifest = store.histories.manifest(agent)
+        names = block_names(manifest, store.ids)
+        usable = next((i for i, block in enumerate(names) if block.key in lost), len(names))
+        try:
+            size = _write(store, manifest, names[:usable], path, progress or quiet, files or Files())
+        except _LostError as error:  # perhaps the end of a history that has just grown: look again
+            lost.add(error.key)
+            continue
+        except OSError as error:
+            raise StoreError(f"{path}: can't be written: {error.strerror or error}") from None
+        covered = min(manifest.kv_tokens, usable * store.index.block_tokens)
+        return Moved(
+            manifest.name, manifest.tenant, manifest.model, str(path), len(manifest.tokens), covered, usable,
+            len(names) - usable, size,
+        )  # fmt: skip
+
+
+def block_names(manifest: Manifest, ids: ModelIds) -> list[BlockName]:
+    """The blocks of a history. Raises StoreError if the manifest gives them other names."""
+    size = 4 * ids.layout.block_tokens
+    tokens = token_bytes(manifest.tokens)[: 4 * manifest.kv_tokens]
+    parent = ids.root(bytes.fromhex(manifest.salt))
+    names = []
+    for start in range(0, len(tokens), size):
+        part = tokens[start : start + size]
+        names.append(BlockName(child_key(parent, part), parent, part))
+        parent = names[-1].key
+    if [name.key for name in names] != list(manifest.blocks):
+        raise StoreError(f"agent {manifest.name!r}: its blocks have other names than its tokens")
+    return names
+
+
+class _LostError(Exception):
+    """A block can't be had."""
+
+    def __init__(self, key: Key) -> None:
+        self.key = key
+
+
+def _write(
+    store: AgentStore, manifest: Manifest, names: list[BlockName], path: Path, progress: Progress, files: Files
+) -> int:
+    tokens, text = np.asarray(manifest.tokens, "<u4"), pack_text(manifest.runs, manifest.messages)
+    groups = store.ids.layout.groups
+    tensors = [container.Tensor("tokens", "U32", tokens.shape), container.Tensor("text", "U8", text.shape)]
+    tensors += [
+        container.Tensor(f"kv.{number}", "U8", (len(names), group.block_bytes)) for number, group in enumerate(groups)
+    ]
+    said = {
+        "format": FORMAT,
+        "version": VERSION,
+        "everwarm": installed("everwarm"),
+        "name": json.dumps(manifest.name),
+        "model": manifest.model,
+        "kv_type": manifest.kv_type,
+        "weights_id": manifest.weights_id,
+        "numerics_id": manifest.numerics_id,
+        "layout": manifest.layout,
+        "block_tokens": str(store.index.block_tokens),
+        "kv_tokens": str(min(manifest.kv_tokens, len(names) * store.index.block_tokens)),
+    }
+    blank = container.blank_header(said, tensors)
+    total = len(blank) + sum(tensor.size_bytes for tensor in tensors)
+    data = partial(_data, store, names, [tokens, text])
+    # The checksum comes first in the file, so everything is read twice: files are written front to back.
+    digest, done = xxhash.xxh3_128(blank), len(blank)
+    for part in data():
+        digest.update(part.data)
+        done += part.nbytes
+        progress(done // 2, total)
+    header = container.with_checksum(blank, digest.hexdigest().encode())
+    temporary = path.with_name(f".{path.name[:100]}.{os.getpid()}.{secrets.token_hex(4)}{TEMPORARY}")
+    try:
+        descriptor = files.create(temporary)
+        try:
+            again, done = xxhash.xxh3_128(blank), len(header)
+            _write_all(files, descriptor, memoryview(header))
+            for part in data():
+                again.update(part.data)
+                _write_all(files, descriptor, part.data.cast("B"))
+                done += part.nbytes
+                progress((total + done) // 2, total)
+            if again.digest() != digest.digest():
+                raise StoreError(f"{path}: what it is made of has changed meanwhile; export it again")
+            files.sync(descriptor)
+        finally:
+            files.close(descriptor)
+        files.rename(temporary, path)
+        try:
+            files.sync_directory(path.parent)
+        except OSError:  # who is told that it failed must not find a file that may vanish
+            with suppress(OSError):
+                files.unlink(path)
+            raise
+    except BaseException:
+        with suppress(OSError):
+            files.unlink(temporary)
+        raise
+    return total
+
+
+def _data(store: AgentStore, names: list[BlockName], first: list[Array]) -> Iterator[Array]:
+    """What follows the header, in order. Each block is valid until the next one is asked for."""
+    yield from first
+    block = np.empty(store.index.block_bytes, np.uint8)
+    for part in parts_of(block, store.ids):  # one group after the other; today's models have one
+        for name in names:
+            _read(store, name, block)
+            yield part
+
+
+def _write_all(files: Files, descriptor: int, data: memoryview) -> None:
+    while data:
+        count = files.write(descriptor, [data])
+        if count == 0:
+            raise OSError(errno.EIO, "the system wrote nothing")
+        data = data[count:]
+
+
+def _read(store: AgentStore, name: BlockName, buffer: Array) -> None:
+    node = store.index.find(name.key)
+    block = None if node is None else store.index.hold(node)
+    if block is not None:
+        np.copyto(buffer, store.index.pool.read(block))
+        store.index.pool.drop([block])
+        return
+    try:
+        if store.warm is None:
+            raise _LostError(name.key)
+        store.warm.blocks.get(name, [buffer])
+    except (OSError, StoreError):
+        raise _LostError(name.key) from None

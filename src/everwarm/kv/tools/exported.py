@@ -1,0 +1,212 @@
+"""An exported agent, read: nothing of it is believed before it is checked.
+
+The header must describe exactly this model's blocks; every byte is read and compared with the checksum, and the tokens
+and messages are checked (`kv.believable`) before the first block is used.
+"""
+
+import json
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import xxhash
+
+from everwarm.errors import StoreError
+from everwarm.kv import container
+from everwarm.kv.believable import check_messages, check_tokens
+from everwarm.kv.chain import U32
+from everwarm.kv.container import Array
+from everwarm.kv.ids import ModelIds
+from everwarm.kv.manifest import unpack_text
+from everwarm.opening import open_regular
+from everwarm.types import Run
+
+FORMAT = "everwarm-export"
+VERSION = "1"
+MOST_TOKENS = 1 << 24
+_CHUNK = 1 << 20
+
+Progress = Callable[[int, int], None]
+"""Told (bytes done, bytes in all)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What an export or an import has carried."""
+
+    agent: str
+    tenant: str
+    model: str
+    path: str
+    tokens: int
+    kv_tokens: int  # of these have blocks; the others are computed when they are needed
+    blocks: int
+    lost_blocks: int  # that the agent should have and has not
+    size_bytes: int  # of the file
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What was read of an export, all of it verified."""
+
+    tokens: U32
+    runs: tuple[Run, ...]
+    messages: tuple[Any, ...] | None
+    digests: list[list[bytes]]  # of each block, by group: what is read again is compared
+
+
+class Export:
+    """An export, opened: its header is understood, its data are not read yet."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises StoreError naming the file."""
+        self.path = path
+        try:
+            self._descriptor = open_regular(path)
+        except OSError as error:
+            raise StoreError(f"{path}: {error.strerror or error}") from None
+        except ValueError as error:  # a path that can't be
+            raise StoreError(f"{str(path)!r}: {error}") from None
+        try:
+            self._open()
+        except OSError as error:
+            self.close()
+            raise StoreError(f"{path}: {error.strerror or error}") from None
+        except StoreError as error:
+            self.close()
+            raise StoreError(f"{path}: {error}") from None
+
+    def _open(self) -> None:
+        self.size_bytes = os.fstat(self._descriptor).st_size
+        length = container.header_length(os.pread(self._descriptor, 8, 0), self.size_bytes)
+        self._header = os.pread(self._descriptor, length, 0)
+        said, self._tensors = container.read_metadata(self._header)
+        container.check_version(said, FORMAT, VERSION)
+        try:
+            self.name = str(json.loads(said["name"]))
+            self.model, self.kv_type, self.layout = said["model"], said["kv_type"], said["layout"]
+            self.weights_id, self.numerics_id = said["weights_id"], said["numerics_id"]
+            self.block_tokens, self.kv_tokens = int(said["block_tokens"]), int(said["kv_tokens"])
+            self.tokens = math.prod(self._tensors["tokens"].shape)
+        except (KeyError, ValueError, RecursionError) as error:
+            raise StoreError(f"a field can't be read: {error!r}") from None
+        end = length + sum(tensor.size_bytes for tensor in self._tensors.values())
+        if end != self.size_bytes:
+            raise StoreError(f"{self.size_bytes:,} bytes, its header says {end:,} (truncated?)")
+        if self.tokens > MOST_TOKENS:
+            raise StoreError(f"{self.tokens:,} tokens, at most {MOST_TOKENS:,} can be")
+        if not 0 <= self.kv_tokens <= self.tokens or not 1 <= self.block_tokens <= MOST_TOKENS:
+            raise StoreError(f"KV of {self.kv_tokens:,} tokens, but there are {self.tokens:,}")
+        self.blocks = -(-self.kv_tokens // self.block_tokens)
+
+    def check_model(self, ids: ModelIds) -> None:
+        """Raises StoreError unless this is the model whose KV it holds."""
+        if self.weights_id != ids.weights_id:
+            raise self._refusal(f"another model than {ids.name}")
+        if self.kv_type != ids.kv_type:
+            raise self._refusal(f"with another KV type than {ids.kv_type}")
+        if (self.numerics_id, self.layout) != (ids.numerics_id, ids.layout.digest):
+            raise self._refusal(f"other kernels or settings (numerics id {ids.numerics_id[:16]} here)")
+        expected = [
+            container.Tensor("tokens", "U32", (self.tokens,)),
+            container.Tensor("text", "U8", self._tensors["text"].shape if "text" in self._tensors else ()),
+        ]
+        expected += [
+            container.Tensor(f"kv.{number}", "U8", (self.blocks, group.block_bytes))
+            for number, group in enumerate(ids.layout.groups)
+        ]
+        if self.block_tokens != ids.layout.block_tokens or list(self._tensors.values()) != expected:
+            raise StoreError(f"{self.path}: its tensors are not those of {self.blocks} blocks of this model")
+
+    def _refusal(self, what: str) -> StoreError:
+        return StoreError(f"{self.path}: of {what}: {self.needs}")
+
+    @property
+    def needs(self) -> str:
+        """Which model can take it, in words."""
+        return (
+            f"it needs {self.model[:80]!r}, weights id {self.weights_id[:16]!r}, numerics id "
+            f"{self.numerics_id[:16]!r}, KV type {self.kv_type[:20]!r}"
+        )
+
+    def read(self, progress: Progress) -> Content:
+        """All of it, compared with its checksum. Raises StoreError."""
+        blank, digits = container.split_checksum(self._header)
+        digest = xxhash.xxh3_128(blank)
+        at, small = len(self._header), dict[str, Array]()
+        digests: list[list[bytes]] = []
+        for name, tensor in self._tensors.items():
+            if name.startswith("kv."):
+                row = np.empty(tensor.shape[1], np.uint8)
+                digests.append([])
+                for number in range(tensor.shape[0]):
+                    self._fill(row, at + number * len(row))
+                    digest.update(row.data)
+                    digests[-1].append(xxhash.xxh3_128_digest(row.data))
+                    progress(at + (number + 1) * len(row), self.size_bytes)
+            else:
+                small[name] = np.empty(tensor.size_bytes, np.uint8)
+                self._fill(small[name], at)
+                digest.update(small[name].data)
+            at += tensor.size_bytes
+        if digest.hexdigest().encode() != digits:
+            raise StoreError(f"{self.path}: checksum: it is not as it was written")
+        tokens = small["tokens"].view("<u4")
+        try:
+            runs, messages = unpack_text(small["text"], _CHUNK + 1024 * len(tokens))
+        except StoreError as error:
+            raise StoreError(f"{self.path}: {error}") from None
+        if any(run.tokens < 0 for run in runs) or sum(run.tokens for run in runs) != len(tokens):
+            raise StoreError(f"{self.path}: its text does not belong to its tokens")
+        return Content(tokens, runs, messages, digests)
+
+    def check_content(self, content: Content, vocab_size: int | None) -> None:
+        """Raises StoreError unless it is a history that this model could have had."""
+        try:
+            check_tokens(content.tokens, vocab_size)
+            check_messages(content.messages)
+        except StoreError as error:
+            raise StoreError(f"{self.path}: {error}") from None
+
+    def block(self, number: int, content: Content, parts: list[Array]) -> None:
+        """Read one block, group by group. Raises StoreError if it is not what `read` has seen."""
+        at = len(self._header) + self._tensors["tokens"].size_bytes + self._tensors["text"].size_bytes
+        for part, digests in zip(parts, content.digests, strict=True):
+            self._fill(part, at + number * len(part))
+            if xxhash.xxh3_128_digest(part.data) != digests[number]:
+                raise StoreError(f"{self.path}: it was changed while it was being read")
+            at += self.blocks * len(part)
+
+    def _fill(self, buffer: Array, at: int) -> None:
+        view, done = memoryview(buffer.data), 0
+        while done < len(view):
+            count = os.preadv(self._descriptor, [view[done:]], at + done)
+            if count == 0:
+                raise StoreError(f"{self.path}: it was truncated while it was being read")
+            done += count
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def parts_of(block: Array, ids: ModelIds) -> list[Array]:
+    """A block's bytes, group by group: views."""
+    ends = np.cumsum([group.block_bytes for group in ids.layout.groups])
+    return np.split(block, ends[:-1])
+
+
+def quiet(done: int, total: int) -> None:
+    """Nobody wants to know how far it is."""
