@@ -11,31 +11,31 @@ from everwarm.waiting import Cancellation
 
 
 @dataclass
-class Pool:
-    """As much of a pool as a budget reads."""
+class Index:
+    """As much of an index as a budget reads."""
 
     block_tokens: int = 16
     most_blocks: int | None = 10
 
 
-def admission(pool: Pool, most_running: int = 64) -> Admission:
-    return Admission(Budget(pool, most_running))  # type: ignore[arg-type]
+def admission(index: Index, most_running: int = 64) -> Admission:
+    return Admission(Budget(index, most_running))  # type: ignore[arg-type]
 
 
 def test_a_request_asks_for_its_prompt_and_a_little_more() -> None:
-    with admission(Pool()).room(33, 0, Cancellation()) as room:
+    with admission(Index()).room(33, 0, Cancellation()) as room:
         assert room.blocks == 4
 
 
 def test_what_can_never_fit_is_refused() -> None:
     with pytest.raises(CapacityError, match="11 blocks of KV are needed, the budget holds 10"):
-        admission(Pool()).room(160, 0, Cancellation()).__enter__()
-    with admission(Pool(most_blocks=None)).room(160_000, 0, Cancellation()):
+        admission(Index()).room(160, 0, Cancellation()).__enter__()
+    with admission(Index(most_blocks=None)).room(160_000, 0, Cancellation()):
         pass  # without a budget everything fits
 
 
 def test_what_does_not_fit_now_waits_and_can_be_cancelled() -> None:
-    inside = admission(Pool())
+    inside = admission(Index())
     cancelled = Cancellation()
     cancelled.set()
     with inside.room(100, 0, Cancellation()):
@@ -49,6 +49,6 @@ def test_what_does_not_fit_now_waits_and_can_be_cancelled() -> None:
     ("held", "most_running", "fits"), [([], 64, True), ([5], 64, True), ([8], 64, False), ([1], 1, False)]
 )
 def test_what_fits_beside_others(held: list[int], most_running: int, fits: bool) -> None:
-    budget = Budget(Pool(), most_running)  # type: ignore[arg-type]
+    budget = Budget(Index(), most_running)  # type: ignore[arg-type]
     rooms = [Room(None, 0, Cancellation(), blocks) for blocks in (*held, 3)]  # type: ignore[arg-type]
     assert budget.fits(rooms[:-1], rooms[-1]) is fits

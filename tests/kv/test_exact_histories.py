@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import everwarm
-from everwarm.engine.sampler import Choice, Sampler
+from everwarm.engine.sampler import SampledToken, Sampler
 from everwarm.kv.receipt import Receipt
 from everwarm.llm import LLM, End, Event
 from tiny import Tiny
@@ -91,7 +91,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
     rows: list[np.ndarray] = []
     sample = Sampler.sample
 
-    def recorded(sampler: Sampler, logits: np.ndarray) -> Choice:
+    def recorded(sampler: Sampler, logits: np.ndarray) -> SampledToken:
         rows.append(logits.copy().view(np.uint32))
         return sample(sampler, logits)
 

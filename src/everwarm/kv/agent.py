@@ -1,6 +1,5 @@
 """An agent in memory, and which names an agent may have."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from everwarm.errors import StoreError
@@ -29,7 +28,7 @@ class Agent:
     used: float = 0.0
     text_digest: str = ""
     unsaved: Manifest | None = None  # not on disk, or newer than what is there
-    turn: Line[None] = field(default_factory=lambda: Line(_one_at_a_time))
+    turn: Line[None] = field(default_factory=Line)
     waiting: int = 0  # turns that are open or wait
 
     @property
@@ -44,10 +43,6 @@ class Agent:
 
     def chain(self) -> list[Node]:
         return self.leaf.path() if self.leaf else []
-
-
-def _one_at_a_time(inside: Sequence[None], one: None) -> bool:
-    return not inside
 
 
 def check_name(name: str, what: str) -> str:

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any
 
 from everwarm.errors import StoreError
@@ -26,7 +27,7 @@ class ModelIds:
 
     def root(self, salt: bytes) -> Key:
         """The name that the histories of one salt begin with."""
-        return root_key(salt, self.layout.digest, self.weights_id, self.numerics_id)
+        return _root(salt, self)
 
     def as_json(self) -> dict[str, Any]:
         plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
@@ -40,3 +41,9 @@ class ModelIds:
             return ModelIds(**{**value, "layout": Layout(int(value["layout"]["block_tokens"]), groups)})
         except (KeyError, TypeError, ValueError) as error:
             raise StoreError(f"model.json: {error!r}") from None
+
+
+@lru_cache(maxsize=1024)
+def _root(salt: bytes, ids: ModelIds) -> Key:
+    """Every look-up asks for it; the digest of the layout takes longer than all else."""
+    return root_key(salt, ids.layout.digest, ids.weights_id, ids.numerics_id)

@@ -20,6 +20,8 @@ _HOLDER = re.compile(r"process \d+ \(.*?\) (?=is writing)", re.DOTALL)
 
 def without_paths(text: str) -> str:
     """The text with each path replaced."""
+    if "/" not in text and "process " not in text:
+        return text
     for folder in {str(config.home()), tempfile.gettempdir(), str(Path.home())} - {"/", "."}:
         text = re.sub(re.escape(folder) + r"[^\s'\":;,()]*", HIDDEN, text)  # may have spaces in it
     text = _HOLDER.sub("another process ", text)
