@@ -18,5 +18,5 @@ def test_no_layer_above_the_store_is_entered_again(tmp_path: Path) -> None:
     found = json.loads(run.stdout)
     entered = set(found["entered"])
     assert {"server/response.py", "llm.py", "generation/output.py", "engine/engine.py", "kv/turn.py"} <= entered
-    below = ("kv/", "waiting.py", "engine/budget.py")
-    assert [group for group in found["circles"] if not all(name.startswith(below) for name in group)] == []
+    assert found["circles"] == []
+    assert len(found["passed"]) <= 25

@@ -44,7 +44,7 @@ def test_when_memory_runs_out_a_sequence_goes_to_disk_and_comes_back(tiny_path: 
     with everwarm.load(tiny_path) as llm:
         block = llm.new_kv().pool.block_bytes
     with everwarm.load(tiny_path, kv_budget=14 * block) as llm, ThreadPoolExecutor(6) as threads:
-        llm.agents.index.pool.index_bytes = lambda: 0
+        llm.agents.index._node_bytes = 0
         answers = list(threads.map(lambda p: llm.generate(p, max_tokens=300, ignore_eos=True).tokens, prompts))
         assert llm.engine.preemptions > 0
         assert answers == expected
@@ -55,7 +55,7 @@ def test_one_that_can_never_fit_is_refused_and_others_go_on(tiny_path: Path) -> 
     with everwarm.load(tiny_path) as llm:
         block = llm.new_kv().pool.block_bytes
     with everwarm.load(tiny_path, kv_budget=4 * block) as llm:
-        llm.agents.index.pool.index_bytes = lambda: 0
+        llm.agents.index._node_bytes = 0
         with pytest.raises(CapacityError, match="--kv-budget"):
             llm.generate("y" * 1000, max_tokens=5)
         with pytest.raises(CapacityError, match="--kv-budget"):
@@ -139,7 +139,7 @@ def test_pinned_agents_make_room_when_nothing_else_can(tiny_path: Path) -> None:
     prompts = [f"{number} tells a story" * 20 for number in range(4)]
     expected = alone(tiny_path, prompts, max_tokens=100)
     with everwarm.load(tiny_path, kv_budget=14 * block) as llm, ThreadPoolExecutor(4) as threads:
-        llm.agents.index.pool.index_bytes = lambda: 0
+        llm.agents.index._node_bytes = 0
         for name in ("a", "b"):
             llm.generate(name * 380, agent=name, max_tokens=10, ignore_eos=True)
             llm.agents.pin(name)

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
+from everwarm.kv.eviction import worth
 from everwarm.kv.index.tree import Node
 from everwarm.kv.store import AgentStore
 from everwarm.kv.turn import Turn
@@ -82,5 +83,5 @@ def _audit_disk(store: AgentStore, nodes: list[Node]) -> None:
     assert len(store.index.warm) == len(known)
     assert all(node in store.index.warm for node in nodes if node.on_disk)
     for node in nodes:
-        for queues in (store.index.hot, store.index.warm):
-            assert node not in queues or queues._rank_of[id(node)] == queues._rank(node), "in a queue of another rank"
+        assert store.index.hot.rank_of(node) in (None, store.index.rank_in_memory(node)), "in a queue of another rank"
+        assert store.index.warm.rank_of(node) in (None, worth(node.named > 0, node.pinned > 0))

@@ -34,8 +34,6 @@ def memory(request: pytest.FixtureRequest) -> BlockMemory:
 class Reclaim:
     """A `Reclaimer` that does as the test says."""
 
-    size_bytes = 0
-
     def __init__(self) -> None:
         self.reclaim: Callable[[int], None] = lambda blocks: None
         self.wait: Callable[[], bool] = lambda: False

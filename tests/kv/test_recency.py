@@ -22,8 +22,15 @@ def tmp_path() -> Iterator[Path]:
         yield path
 
 
-def rank_on_disk(node: Node) -> int:
-    return worth(node.named > 0, node.pinned > 0)
+class Ranked(Recency):
+    """Ranks by worth, as blocks on disk are."""
+
+    def use(self, nodes: list[Node]) -> None:
+        for node in nodes:
+            self.touch(node, worth(node.named > 0, node.pinned > 0))
+
+    def changed(self, node: Node) -> None:
+        self.refile(node, worth(node.named > 0, node.pinned > 0))
 
 
 def node(**fields: int) -> Node:
@@ -35,10 +42,10 @@ def never(node: Node) -> bool:
 
 
 def test_the_longest_unused_of_a_rank_goes_first() -> None:
-    recency = Recency(rank_on_disk)
+    recency = Ranked()
     nodes = [node() for _ in range(5)]
-    recency.touch(nodes)
-    recency.touch([nodes[0]])
+    recency.use(nodes)
+    recency.use([nodes[0]])
     assert recency.oldest(0, 3, never) == nodes[1:4]
     recency.discard(nodes[1])
     assert recency.oldest(0, 2, never) == nodes[2:4]
@@ -46,24 +53,24 @@ def test_the_longest_unused_of_a_rank_goes_first() -> None:
 
 
 def test_a_node_is_in_the_queue_of_its_rank() -> None:
-    recency = Recency(rank_on_disk)
+    recency = Ranked()
     nobody, named, pinned = node(), node(named=1), node(named=1, pinned=1)
-    recency.touch([pinned, named, nobody])
+    recency.use([pinned, named, nobody])
     assert [recency.oldest(rank, 9, never) for rank in range(3)] == [[nobody], [named], [pinned]]
     named.named = 0
-    recency.refile(named)
+    recency.changed(named)
     assert recency.oldest(0, 9, never) == [named, nobody]  # nobody owns it any more: the first to go
     pinned.pinned = 0
-    recency.refile(pinned)
+    recency.changed(pinned)
     assert recency.oldest(1, 9, never) == [pinned]
-    recency.refile(node())  # not known: nothing happens
+    recency.changed(node())  # not known: nothing happens
     assert len(recency) == 3
 
 
 def test_a_busy_node_is_looked_at_once() -> None:
-    recency = Recency(rank_on_disk)
+    recency = Ranked()
     nodes = [node() for _ in range(100)]
-    recency.touch(nodes)
+    recency.use(nodes)
     looked = []
 
     def busy(one: Node) -> bool:

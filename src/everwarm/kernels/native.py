@@ -27,6 +27,9 @@ class NativeBlocks(_native.KVPool, HostBlocks):
     def host_view(self, block: int) -> U8:
         return self.data(block)
 
+    def copy_block(self, source: int, target: int) -> None:
+        np.copyto(self.data(target), self.data(source))
+
 
 supported_isas = _native.supported_isas
 detect_cpu = _native.detect_cpu

@@ -40,8 +40,8 @@ class Index:
         self.pool = BlockPool(memory, budget, self)
         self.lock: threading.RLock = self.pool.lock
         self.tree = Tree(memory.block_tokens)
-        self.hot = Recency(self._rank_in_memory)
-        self.warm = Recency(_worth)
+        self.hot = Recency()
+        self.warm = Recency()
         self.counts = Counts()
         self._node_bytes = node_bytes
         self._saver: Saver | None = None
@@ -100,6 +100,7 @@ class Index:
                     self.tree.forget(node)
                     break
                 chain.append(node)
+            self._charge()
             return chain
 
     def alone(self, chain: list[Node]) -> list[Node]:
@@ -136,7 +137,8 @@ class Index:
             elif node.block != block:
                 self.pool.hold(node.block)
                 self.pool.drop([block])
-            self.hot.touch([node])
+            self._touch_hot(node)
+            self._charge()
             return node, node.block
 
     def claim_child(self, parent: Node, tokens: bytes) -> Node:
@@ -144,6 +146,7 @@ class Index:
         with self.lock:
             node = self.tree.child(parent, tokens)
             node.claims += 1
+            self._charge()
             return node
 
     def claim(self, nodes: Iterable[Node]) -> None:
@@ -157,6 +160,7 @@ class Index:
             for node in nodes:
                 node.claims -= 1
                 self.tree.forget(node)
+            self._charge()
 
     def add_owner(self, chain: list[Node], *, anonymous: bool, pinned: bool) -> None:
         self._count_owner(chain, +1, anonymous, pinned)
@@ -173,14 +177,17 @@ class Index:
                 else:
                     node.named += change
                 node.pinned += change if pinned else 0
-                self.hot.refile(node)
-                self.warm.refile(node)
+                self._refile(node)
 
     def touch(self, chain: list[Node]) -> None:
         """A path was used just now."""
         with self.lock:
-            self.hot.touch(node for node in reversed(chain) if node.block is not None)
-            self.warm.touch(node for node in reversed(chain) if node.on_disk)
+            for node in reversed(chain):
+                if node.block is not None:
+                    self._touch_hot(node)
+                if node.on_disk:
+                    self.warm.touch(node, _worth(node))
+            self._charge()
 
     def forget(self, node: Node) -> None:
         """Take it out of the tree, and its parents, if nothing needs them any more."""
@@ -204,7 +211,7 @@ class Index:
         with self.lock:
             if node.block is None:
                 node.block = self.pool.hold(block)
-                self.hot.touch([node])
+                self._touch_hot(node)
             else:
                 self.pool.hold(node.block)
                 self.pool.drop([block])
@@ -232,11 +239,6 @@ class Index:
                     self.pool.drop([node.block])
                     node.block = None
 
-    @property
-    def size_bytes(self) -> int:
-        """What the tree takes in memory, about."""
-        return self._node_bytes * len(self.tree.nodes)
-
     def reclaim(self, blocks: int) -> None:
         """Let go of so many blocks that no sequence uses, in the order of `kv.eviction`."""
         with self.lock:
@@ -261,8 +263,21 @@ class Index:
         unwanted = not (node.owned or node.claims)
         return node.safe or bool(self._not_saved) or unwanted or forced
 
-    def _rank_in_memory(self, node: Node) -> int:
+    def _touch_hot(self, node: Node) -> None:
+        self.hot.touch(node, self.rank_in_memory(node))
+
+    def _refile(self, node: Node) -> None:
+        """Who owns it, or where it is, has changed."""
+        self.hot.refile(node, self.rank_in_memory(node))
+        self.warm.refile(node, _worth(node))
+
+    def rank_in_memory(self, node: Node) -> int:
+        """In which of the queues of `hot` it belongs."""
         return rank_in_memory(_worth(node), node.safe or not node.owned or bool(self._not_saved))
+
+    def _charge(self) -> None:
+        """The tree takes memory, too."""
+        self.pool.charge(self._node_bytes * len(self.tree.nodes))
 
     # Disk -------------------------------------------------------------------------------------------------------------
 
@@ -284,22 +299,22 @@ class Index:
         """Its bytes are on disk now."""
         with self.lock:
             node.on_disk, node.suspect, node.lost = True, False, None
-            self.warm.touch([node])
-            self.hot.refile(node)
+            self.warm.touch(node, _worth(node))
+            self._refile(node)
 
     def suspect(self, nodes: Iterable[Node]) -> None:
         """A crash may lose their files: they have to be written again before a manifest may rely on them."""
         with self.lock:
             for node in nodes:
                 node.suspect = node.on_disk
-                self.hot.refile(node)
+                self._refile(node)
 
     def gone(self, node: Node, why: Why | None) -> None:
         """Its bytes can't be had from disk any more."""
         with self.lock:
             node.on_disk, node.suspect, node.lost = False, False, why
             self.warm.discard(node)
-            self.hot.refile(node)
+            self._refile(node)
 
     def oldest_on_disk(self, rank: int, count: int) -> list[Node]:
         """Up to so many nodes on disk that no turn uses, the longest unused first."""

@@ -22,10 +22,6 @@ MOST_SPARE = 512 << 20
 class Reclaimer(Protocol):
     """Whoever keeps blocks that no sequence uses, and can let go of them."""
 
-    @property
-    def size_bytes(self) -> int:
-        """What it takes to find those blocks. It is charged to the budget."""
-
     def reclaim(self, blocks: int) -> None:
         """Let go of so many blocks, if possible. Called with the pool's lock held."""
 
@@ -40,6 +36,7 @@ class BlockPool:
         self.memory = memory
         self.lock = threading.RLock()
         self._reclaimer = reclaimer
+        self._charged = 0
         self.block_tokens, self.block_bytes = memory.block_tokens, memory.block_bytes
         self.resize(budget)
         self._owners: dict[int, int] = {}
@@ -48,13 +45,16 @@ class BlockPool:
         self.budget = budget
         self._most_spare = min(MOST_SPARE, MOST_SPARE if budget is None else budget // 8) // self.block_bytes
 
+    def charge(self, size: int) -> None:
+        """So many bytes of the budget are taken by something else: by what is needed to find blocks."""
+        self._charged = size
+
     @property
     def most_blocks(self) -> int | None:
         """What fits into the budget beside what is needed to find it, which is charged with half of it at most."""
         if self.budget is None:
             return None
-        index_bytes = 0 if self._reclaimer is None else self._reclaimer.size_bytes
-        return (self.budget - min(index_bytes, self.budget // 2)) // self.block_bytes
+        return (self.budget - min(self._charged, self.budget // 2)) // self.block_bytes
 
     @property
     def in_use(self) -> int:

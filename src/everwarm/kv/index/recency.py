@@ -5,7 +5,7 @@ Finding the next block takes the same time whatever the number of blocks.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import count
 
 from everwarm.kv.eviction import RANKS
@@ -16,24 +16,22 @@ _clock = count()
 
 
 class Recency:
-    """Nodes in the order of their last use. `rank` says which queue a node belongs to; when that changes, `refile`."""
+    """Nodes in the order of their last use, each in the queue of its rank. When its rank changes, `refile`."""
 
-    def __init__(self, rank: Callable[[Node], int]) -> None:
-        self._rank = rank
+    def __init__(self) -> None:
         self._queues: tuple[OrderedDict[int, tuple[Node, int]], ...] = tuple(OrderedDict() for _ in range(RANKS))
         self._rank_of: dict[int, int] = {}
 
-    def touch(self, path: Iterable[Node]) -> None:
-        """The blocks of a path, from its end to its beginning, were used just now."""
-        for node in path:
-            self.discard(node)
-            self._rank_of[id(node)] = rank = self._rank(node)
-            self._queues[rank][id(node)] = node, next(_clock)
+    def touch(self, node: Node, rank: int) -> None:
+        """It was used just now. A path is touched from its end to its beginning."""
+        self.discard(node)
+        self._rank_of[id(node)] = rank
+        self._queues[rank][id(node)] = node, next(_clock)
 
-    def refile(self, node: Node) -> None:
+    def refile(self, node: Node, rank: int) -> None:
         """Its rank may have changed. In a lower queue it becomes the first to go, in a higher one the last."""
         before = self._rank_of.get(id(node))
-        if before is None or (rank := self._rank(node)) == before:
+        if before is None or rank == before:
             return
         entry = self._queues[before].pop(id(node))
         self._rank_of[id(node)] = rank
@@ -71,3 +69,7 @@ class Recency:
 
     def __contains__(self, node: Node) -> bool:
         return id(node) in self._rank_of
+
+    def rank_of(self, node: Node) -> int | None:
+        """The queue that it is in."""
+        return self._rank_of.get(id(node))
