@@ -137,7 +137,7 @@ class BlockPool:
         return result
 
     def copy(self, block: int, wait: bool = True) -> int:
-        """A block of one's own with the same bytes."""
+        """Another block with the same bytes."""
         own = self.allocate_many(1, clear=False, wait=wait)[0]
         self.memory.copy_block(block, own)
         return own
