@@ -10,7 +10,7 @@ Within one choice content comes in the order of the answer, and a tool call is w
 that is cut off (`finish_reason` is `length`) may end inside a tool call.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -126,38 +126,50 @@ class ToolCall:
 class Answer:
     """Content, collected into one message of the assistant."""
 
-    __slots__ = ("_reasoning", "_text", "calls")
+    __slots__ = ("_pieces", "calls", "parts")
 
     def __init__(self) -> None:
-        self._text: list[str] = []
-        self._reasoning: list[str] = []
+        self.parts: list[type[Text] | type[Reasoning] | ToolCall] = []  # in the order of the answer
+        self._pieces: list[list[str]] = []  # of each part, if it is a text
         self.calls: list[ToolCall] = []
 
     @property
     def text(self) -> str:
-        return "".join(self._text)
+        return "".join(text for kind, text in self.texts() if kind is Text)
 
     @property
     def reasoning(self) -> str:
-        return "".join(self._reasoning)
+        return "".join(text for kind, text in self.texts() if kind is Reasoning)
+
+    def texts(self) -> Iterator[tuple[type[Text] | type[Reasoning] | ToolCall, str]]:
+        """Every part with its text; that of a call is empty."""
+        for part, pieces in zip(self.parts, self._pieces, strict=True):
+            yield part, "".join(pieces)
 
     def add(self, content: Iterable[Content]) -> None:
         for part in content:
             match part:
-                case Text():
-                    self._text.append(part.text)
-                case Reasoning():
-                    self._reasoning.append(part.text)
+                case Text() | Reasoning():
+                    if not self.parts or self.parts[-1] is not type(part):
+                        self._begin(type(part))
+                    self._pieces[-1].append(part.text)
                 case ToolCallStart():
                     self.calls.append(ToolCall(part.id, part.name))
+                    self._begin(self.calls[-1])
                 case ToolCallArguments():
                     self.calls[part.index].arguments += part.text
+                case ToolCallEnd():
+                    pass
+
+    def _begin(self, part: type[Text] | type[Reasoning] | ToolCall) -> None:
+        self.parts.append(part)
+        self._pieces.append([])
 
     def message(self) -> dict[str, Any]:
         """As chat templates and OpenAI's clients read it. Only what the answer has is in it."""
         message: dict[str, Any] = {"role": "assistant", "content": self.text or (None if self.calls else "")}
-        if self._reasoning:
-            message["reasoning_content"] = self.reasoning
+        if reasoning := self.reasoning:
+            message["reasoning_content"] = reasoning
         if self.calls:
             message["tool_calls"] = [
                 {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}

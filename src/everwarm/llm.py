@@ -32,7 +32,7 @@ from everwarm.engine.sampling import Sampling
 from everwarm.engine.score import Score, score
 from everwarm.errors import EverwarmError, ModelError, RequestError, TemplateError
 from everwarm.events import End, Event
-from everwarm.generation import Drafter, Generation, Message, Request, Runtime
+from everwarm.generation import Drafter, Generation, Message, Point, Request, Runtime
 from everwarm.generation.generation import LONG_TEXT
 from everwarm.kv.agent import check_name
 from everwarm.kv.disk.directory import DirectoryStore
@@ -63,7 +63,7 @@ from everwarm.weights.pack.file import Pack
 from everwarm.weights.pack.identity import pack_was_touched, remember_pack, weights_id
 from everwarm.weights.pack.source import FileSource, PackSource, Source, packed_source
 
-__all__ = ["LLM", "Completion", "End", "Event", "Generation", "Message", "WeightUse", "load"]
+__all__ = ["LLM", "Completion", "End", "Event", "Generation", "Message", "Point", "WeightUse", "load"]
 
 _log = logging.getLogger(__name__)
 
@@ -401,6 +401,7 @@ class LLM:
         constraint: Callable[[], Constraint] | None = None,
         drafter: Drafter | None = None,
         parser: Callable[[], OutputParser] = PlainText,
+        point: Point | None = None,
         **sampling: Any,
     ) -> Generation:
         """A generation that can be cancelled; it begins when its events are asked for. `context` is a limit on prompt
@@ -408,8 +409,8 @@ class LLM:
         and nothing is kept. `constraint` makes what says which tokens may follow, with the state of one answer; it
         runs on the engine's thread. What `drafter` proposes is verified in one step: the answer is the same, it comes
         sooner if the draft is right. `parser` makes what tells text, reasoning and tool calls apart; by default all is
-        text. `sampling` takes the fields of `everwarm.engine.sampling.Sampling`. A second turn of the same agent waits
-        for the first.
+        text. With `point` the answer becomes a point of a history under the agent's name. `sampling` takes the fields
+        of `everwarm.engine.sampling.Sampling`. A second turn of the same agent waits for the first.
         """
         checked = self.check_options(max_tokens=max_tokens, stop=stop, **sampling)
         if sum(source is not None for source in (prompt, messages, tokens)) != 1:
@@ -439,6 +440,7 @@ class LLM:
             constraint=constraint,
             drafter=drafter,
             parser=parser,
+            point=point,
         )
         return Generation(self.runtime(store=cache), request)
 

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from everwarm.errors import CapacityError, StoreError
+from everwarm.errors import CapacityError, StoreError, UnknownAgentError
+from everwarm.kv.receipt import Receipt
+from everwarm.types import Run
 from kv.fake import BLOCK_TOKENS, CAPACITY, check, compute, model_ids, open_store, talk
 
 HISTORY = list(range(100, 150))  # six full blocks and a partial one
@@ -250,4 +252,32 @@ def test_a_turn_that_is_dropped_changes_nothing(tmp_path: Path) -> None:
     with store.open_turn("alice", CAPACITY) as turn:
         turn.acquire([*HISTORY, 4, 5])
         check(turn, [*HISTORY, 4, 5])
+    store.close()
+
+
+def test_a_point_of_a_history_never_changes_and_others_go_on_from_it(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+
+    def point(name: str, tokens: list[int], parent: str | None = None) -> Receipt:
+        with store.open_turn(name, CAPACITY, parent=parent) as turn:
+            turn.acquire(tokens)
+            compute(turn, tokens)
+            return turn.commit((Run("x", False, len(tokens)),), final=True, record={"number": len(tokens)})
+
+    assert point("first", HISTORY).committed
+    for name, more in (("left", [1]), ("right", [2])):
+        receipt = point(name, [*HISTORY, *more], parent="first")
+        assert (receipt.cached_tokens, receipt.match) == (len(HISTORY), "extended")
+    with pytest.raises(StoreError, match="never changes"):
+        store.open_turn("first", CAPACITY)
+    with pytest.raises(UnknownAgentError):
+        store.open_turn("new", CAPACITY, parent="nobody")
+    assert "new" not in {name for _, name in store.agents.by_name}
+    store.close()
+    store = open_store(tmp_path)
+    found = store.history(store.find("left"))
+    assert (found.ids, found.record) == ([*HISTORY, 1], {"number": len(HISTORY) + 1})
+    assert (store.find("left").final, store.find("left").anonymous, store.agents.by_text) == (True, True, {})
+    store.delete("first")
+    assert point("later", [*HISTORY, 1, 5], parent="left").cached_tokens == len(HISTORY) + 1
     store.close()

@@ -74,7 +74,7 @@ class Generation:
         have begun: those depend on what its agent remembers.
         """
         sampling = replace(self._request.sampling, seed=seed)
-        request = replace(self._request, sampling=sampling, agent=None, group="", keep=False, choice=number)
+        request = replace(self._request, sampling=sampling, agent=None, group="", keep=False, point=None, choice=number)
         other = Generation(self._runtime, request)
         other._prompt_of = self
         return other
@@ -164,7 +164,8 @@ class Generation:
 
     def _open_turn(self, held: ExitStack, store: AgentStore) -> Turn:
         request, context = self._request, self._runtime.model.config.context
-        turn = store.open_turn(request.agent, context, request.tenant, self._cancelled, request.group)
+        parent = request.point.parent if request.point is not None else None
+        turn = store.open_turn(request.agent, context, request.tenant, self._cancelled, request.group, parent)
         return held.enter_context(turn)
 
     def _finish(self, computation: _Computation, stopped: Stopped) -> End:
@@ -175,16 +176,18 @@ class Generation:
             raise stopped.error
         if self._cancelled.is_set():
             raise CancelledError("cancelled")
-        if computation.turn is not None and request.keep:
-            self._commit(computation.turn, computation.prompt, output)
         usage = Usage(receipt.prompt_tokens, receipt.cached_tokens, len(output.tokens), output.reasoning_tokens)
+        if computation.turn is not None and request.keep:
+            self._commit(computation.turn, computation.prompt, output, usage)
         return End(receipt, output.finish_reason, usage, output.stop, computation.sampler.spent_s, request.choice)
 
-    def _commit(self, turn: Turn, prompt: Prompt, output: Output) -> None:
-        tokenizer, messages = self._runtime.tokenizer, self._request.messages
+    def _commit(self, turn: Turn, prompt: Prompt, output: Output, usage: Usage) -> None:
+        tokenizer, messages, point = self._runtime.tokenizer, self._request.messages, self._request.point
         runs = prompt.runs or (Run(tokenizer.decode(prompt.ids, special=True), False, len(prompt.ids)),)
         spelt = answer_runs(tokenizer, output.tokens, continuing=self._continues(prompt.ids))
-        turn.commit((*runs, *spelt), None if messages is None else (*messages, output.answer.message()))
+        record = None if point is None else point.record(output.answer, output.finish_reason, usage)
+        said = None if messages is None else (*messages, output.answer.message())
+        turn.commit((*runs, *spelt), said, final=point is not None, record=record)
 
     def _continues(self, ids: list[int]) -> bool:
         """After a control token a text begins, else it goes on: only then is a leading space part of it."""

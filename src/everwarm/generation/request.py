@@ -6,12 +6,21 @@ from typing import Any
 
 from everwarm.engine.processors import Constraint
 from everwarm.engine.sampling import Sampling
+from everwarm.events import Answer, FinishReason, Usage
 from everwarm.text.output_parser import OutputParser, PlainText
 from everwarm.types import Segment
 
 Message = Mapping[str, Any]
 Drafter = Callable[[list[int]], list[int]]
 """Given the tokens so far, proposes some that may come next; on the engine's thread, so it must be quick."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """The answer becomes a point of a history under the agent's name: it never changes, others may go on from it."""
+
+    parent: str | None  # the point that this one goes on from
+    record: Callable[[Answer, FinishReason, Usage], Mapping[str, Any]]  # makes what is kept with it, as JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,4 +42,5 @@ class Request:
     constraint: Callable[[], Constraint] | None = None  # makes one: it has the state of one choice
     drafter: Drafter | None = None
     parser: Callable[[], OutputParser] = PlainText  # makes one: it has the state of one choice
+    point: Point | None = None
     choice: int = 0

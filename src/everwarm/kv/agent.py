@@ -19,6 +19,7 @@ class Agent:
     anonymous: bool = False
     group: str = ""
     pinned: bool = False
+    final: bool = False  # a point of a history: it never changes
     generation: int = 0
     tokens: int = 0
     kv_tokens: int = 0

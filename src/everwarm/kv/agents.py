@@ -158,13 +158,14 @@ class Agents:
             index.remove_owner(owned[kept:], anonymous=agent.anonymous, pinned=agent.pinned)
             self._forget_text(agent)
             agent.anonymous, agent.group, agent.pinned = manifest.anonymous, manifest.group, manifest.pinned
+            agent.final = manifest.final
             agent.generation, agent.salt = manifest.generation, bytes.fromhex(manifest.salt)
             agent.tokens, agent.kv_tokens = len(manifest.tokens), chain[-1].end if chain else 0
             agent.created, agent.used = manifest.created, manifest.used
             agent.leaf = chain[-1] if chain else None
             agent.unsaved = manifest
             agent.text_digest = manifest.text_digest
-            if agent.anonymous or agent.group:
+            if (agent.anonymous or agent.group) and not agent.final:
                 self.by_text[agent.tenant, agent.group, agent.text_digest] = agent
             index.add_owner(chain[kept:], anonymous=agent.anonymous, pinned=agent.pinned)
             self.unnamed.pop(id(agent), None)
@@ -213,7 +214,7 @@ class Agents:
             self.unsaved.discard(agent)
             agent.leaf, agent.generation, agent.unsaved = None, 0, None
             agent.tokens, agent.kv_tokens, agent.salt, agent.text_digest = 0, 0, b"", ""
-            agent.anonymous, agent.pinned, agent.group = False, False, ""
+            agent.anonymous, agent.pinned, agent.final, agent.group = False, False, False, ""
             for node in alone:
                 index.cool(node)
                 index.forget(node)

@@ -5,7 +5,7 @@ Between the agents in memory (`Agents`) and the warm tier. Everything that chang
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
@@ -42,6 +42,7 @@ class History:
     messages: tuple[Any, ...] | None = None
     generation: int = 0
     lost: str = ""  # why it can't be read
+    record: Mapping[str, Any] | None = None  # what else is kept with it
 
     @staticmethod
     def of(manifest: Manifest) -> "History":
@@ -51,6 +52,7 @@ class History:
             merged(manifest.runs),
             manifest.messages,
             manifest.generation,
+            record=manifest.record,
         )
 
     @property

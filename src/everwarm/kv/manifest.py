@@ -8,7 +8,7 @@ the messages).
 import hashlib
 import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -46,6 +46,8 @@ class Manifest:
     anonymous: bool = False
     group: str = ""  # of a branch of a group: the group's name
     pinned: bool = False
+    final: bool = False  # a point of a history: it can be continued by others, but never changes
+    record: Mapping[str, Any] | None = None  # whatever else is kept with it, as JSON
     created: float = 0.0
     used: float = 0.0
 
@@ -82,13 +84,26 @@ def file_name(tenant: str, name: str) -> str:
     return hashlib.blake2b(said, digest_size=16).hexdigest() + ".safetensors"
 
 
-def pack_text(runs: Sequence[Run], messages: Sequence[Any] | None) -> container.Array:
+@dataclass(frozen=True, slots=True)
+class Text:
+    """What a history says, and what is kept with it."""
+
+    runs: tuple[Run, ...] = ()
+    messages: tuple[Any, ...] | None = None
+    record: Mapping[str, Any] | None = None
+
+
+def pack_text(
+    runs: Sequence[Run], messages: Sequence[Any] | None, record: Mapping[str, Any] | None = None
+) -> container.Array:
     """The text of a history as a tensor."""
-    body = {"runs": [[run.text, int(run.special), run.tokens] for run in runs], "messages": messages}
+    body: dict[str, Any] = {"runs": [[run.text, int(run.special), run.tokens] for run in runs], "messages": messages}
+    if record is not None:
+        body["record"] = record
     return np.frombuffer(zlib.compress(json.dumps(body).encode(), 1), np.uint8)
 
 
-def unpack_text(text: container.Array, most_bytes: int = _MOST_TEXT) -> tuple[tuple[Run, ...], tuple[Any, ...] | None]:
+def unpack_text(text: container.Array, most_bytes: int = _MOST_TEXT) -> Text:
     """What `pack_text` packed. Raises StoreError."""
     inflate = zlib.decompressobj()
     try:
@@ -97,13 +112,15 @@ def unpack_text(text: container.Array, most_bytes: int = _MOST_TEXT) -> tuple[tu
             raise StoreError(f"a text of more than {most_bytes:,} bytes")
         body = json.loads(plain)
         runs = tuple(Run(str(text), bool(special), int(count)) for text, special, count in body["runs"])
-        return runs, None if body["messages"] is None else tuple(body["messages"])
+        messages = None if body["messages"] is None else tuple(body["messages"])
+        record = body.get("record")
+        return Text(runs, messages, record if isinstance(record, dict) else None)
     except (KeyError, ValueError, TypeError, OverflowError, zlib.error, RecursionError) as error:
         raise StoreError(f"the text can't be read: {error!r}") from None
 
 
 def encode(manifest: Manifest) -> list[container.Part]:
-    text = pack_text(manifest.runs, manifest.messages)
+    text = pack_text(manifest.runs, manifest.messages, manifest.record)
     blocks = np.frombuffer(b"".join(manifest.blocks), np.uint8).reshape(-1, KEY_BYTES)
     tokens = np.asarray(manifest.tokens, "<u4")
     said = {
@@ -123,6 +140,7 @@ def encode(manifest: Manifest) -> list[container.Part]:
         "anonymous": str(int(manifest.anonymous)),
         "group": json.dumps(manifest.group),
         "pinned": str(int(manifest.pinned)),
+        "final": str(int(manifest.final)),
         "created": repr(manifest.created),
         "used": repr(manifest.used),
     }
@@ -141,7 +159,7 @@ def decode(file: bytes, with_text: bool = True) -> Manifest:
     said, tensors = container.decode(file)
     container.check_version(said, FORMAT, VERSION)
     try:
-        runs, messages = unpack_text(tensors["text"]) if with_text else ((), None)
+        text = unpack_text(tensors["text"]) if with_text else Text()
         blocks = tensors["blocks"].reshape(-1, KEY_BYTES)
         manifest = Manifest(
             tenant=str(json.loads(said["tenant"])),
@@ -156,12 +174,14 @@ def decode(file: bytes, with_text: bool = True) -> Manifest:
             tokens=tensors["tokens"].reshape(-1),
             kv_tokens=int(said["kv_tokens"]),
             blocks=tuple(Key(row.tobytes()) for row in blocks),
-            runs=runs,
-            messages=messages,
+            runs=text.runs,
+            messages=text.messages,
             text_digest=said["text_digest"],
             anonymous=said["anonymous"] == "1",
             group=str(json.loads(said["group"])),
             pinned=said["pinned"] == "1",
+            final=said.get("final") == "1",
+            record=text.record,
             created=float(said["created"]),
             used=float(said["used"]),
         )

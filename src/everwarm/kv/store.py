@@ -145,16 +145,23 @@ class AgentStore:
         tenant: str = "",
         cancelled: Cancellation | None = None,
         group: str = "",
+        parent: str | None = None,
     ) -> Turn:
         """Wait for the agent's turn; it may grow to `capacity` tokens. Without a name, the conversation gets one from
-        its content.
+        its content. `parent`: a new agent goes on from the history of another, which stays as it is. Raises
+        UnknownAgentError if there is no such parent, StoreError if the agent is a point of a history.
         """
         tenant = check_name(tenant or DEFAULT_TENANT, "tenant")
         if name is None:
             return Turn(self._context, None, tenant, capacity, check_name(group, "group") if group else "")
+        origin = None if parent is None else self.find(parent, tenant)
         agent = self.agents.enter(check_name(name, "agent"), tenant, cancelled)
         try:
-            return Turn(self._context, agent, tenant, capacity)
+            if agent.final:
+                raise StoreError(
+                    f"agent {name!r} is a point of a history and never changes: continue it with previous_response_id"
+                )
+            return Turn(self._context, agent, tenant, capacity, parent=origin)
         except BaseException:
             self.agents.leave(agent)
             raise

@@ -2,7 +2,7 @@
 
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -69,13 +69,24 @@ class Alone:
 class Turn:
     """Owned by one request from `AgentStore.open_turn` to `release`."""
 
-    def __init__(self, context: TurnContext, agent: Agent | None, tenant: str, capacity: int, group: str = "") -> None:
+    def __init__(
+        self,
+        context: TurnContext,
+        agent: Agent | None,
+        tenant: str,
+        capacity: int,
+        group: str = "",
+        parent: Agent | None = None,
+    ) -> None:
+        """`parent`: whose history a new agent goes on from. It stays as it is."""
         self._context = context
         self._index, self._histories = context.index, context.histories
         self.group = group  # of a conversation that has no name of its own
         self.agent = agent  # None: a conversation without a name, until its content gives it one
         self.tenant = tenant
-        self.history = History() if agent is None else self._histories.read(agent)
+        self._parent = parent
+        origin = parent or agent
+        self.history = History() if origin is None else self._histories.read(origin)
         self.kv = self._index.sequence(capacity)
         self.receipt = Receipt(agent.name if agent else "", exact=context.exact)
         self._tokens = b""  # those of the prompt and, as they come, of the answer; big-endian
@@ -131,7 +142,7 @@ class Turn:
     def _find(self) -> tuple[int, list[Node]]:
         """How many tokens are known, and the blocks of them that a turn can use: all but the last token."""
         index, size = self._index, self._index.block_tokens
-        salts = self._histories.salts(self.tenant, self.agent)
+        salts = self._histories.salts(self.tenant, self._parent or self.agent)
         with index.lock:
             found: list[tuple[int, bytes, Node, list[Node], Node | None]] = []
             for salt in salts:
@@ -172,10 +183,17 @@ class Turn:
             self._sealed.append(node)
 
     def commit(
-        self, runs: tuple[Run, ...], messages: tuple[Any, ...] | None = None, *, wait: bool | None = None
+        self,
+        runs: tuple[Run, ...],
+        messages: tuple[Any, ...] | None = None,
+        *,
+        wait: bool | None = None,
+        final: bool = False,
+        record: Mapping[str, Any] | None = None,
     ) -> Receipt:
         """The history is now all tokens that were given, spelt by `runs`. With durability `turn` this returns when it
-        is safe; `receipt.committed` and `receipt.error` say whether it is.
+        is safe; `receipt.committed` and `receipt.error` say whether it is. `final`: the agent is a point of a history,
+        which never changes and is kept like a conversation without a name; `record` is kept with it.
         """
         histories, ids = self._histories, self._histories.ids
         started = time.perf_counter()
@@ -197,9 +215,11 @@ class Turn:
             runs=runs,
             messages=messages,
             text_digest=text_digests(merged(runs))[-1] if runs else "",
-            anonymous=agent.anonymous,
+            anonymous=agent.anonymous or final,
             group=agent.group,
             pinned=agent.pinned,
+            final=final,
+            record=record,
             created=agent.created,
             used=histories.clock(),
         )
@@ -289,8 +309,8 @@ class Turn:
             why = why or Why(Cause.LOST, history.lost)
         elif receipt.cached_tokens >= expected:
             why = None
-        elif why is None and known and self.agent is not None:
-            why = self._index.why_lost(self.agent.chain(), receipt.cached_tokens)
+        elif why is None and known and (origin := self._parent or self.agent) is not None:
+            why = self._index.why_lost(origin.chain(), receipt.cached_tokens)
         receipt.explain(why or found)
 
     def _compare(self, common: int, known: int, whole_prompt: bool) -> tuple[str, Why]:

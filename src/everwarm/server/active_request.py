@@ -9,7 +9,7 @@ import contextlib
 import time
 import uuid
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from fastapi import Request
 
@@ -73,6 +73,7 @@ class ActiveRequest:
         self._running: dict[int, Generation] = {}  # by the number of the choice
         self._left = len(generations)
         self._others_begun = self._closed = False
+        self._when_closed: Callable[[], object] | None = None
         self._reasoning_tokens = 0
         self._started = self._last = time.perf_counter()
         self.outcome = Outcome(uuid.uuid4().hex, request.scope["path"], agent, tenant)
@@ -100,6 +101,15 @@ class ActiveRequest:
                 if within_s is not None and within_s < left_s:
                     return []
 
+    def when_closed(self, call: Callable[[], object]) -> None:
+        """Have a function called when the request is over."""
+        self._when_closed = call
+
+    def cancel(self) -> None:
+        """End it before its time; whoever reads its answer is told."""
+        for generation in self._running.values():
+            generation.cancel()
+
     def close(self) -> None:
         """Cancel what has not ended."""
         for generation in self._running.values():
@@ -109,6 +119,8 @@ class ActiveRequest:
         if not self._closed:
             self._closed = True
             self._record_end()
+            if self._when_closed is not None:
+                self._when_closed()
 
     def failed(self, status: int) -> None:
         self.outcome.status = status

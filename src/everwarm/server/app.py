@@ -10,6 +10,7 @@ from everwarm.server.keys import Keys
 from everwarm.server.limits import Guard
 from everwarm.server.metrics import Metrics
 from everwarm.server.openai import routes as openai
+from everwarm.server.openai.responses import routes as responses
 from everwarm.server.origin import Origins, parse_origins
 from everwarm.server.origin_guard import origin_middleware
 from everwarm.server.serving import Limits, Serving
@@ -42,7 +43,7 @@ def create_app(
     app.state.serving = serving
     errors.install(app)
     app.include_router(ops.router(serving, metrics))
-    for routes in (openai, anthropic, agents, tokens):
+    for routes in (openai, responses, anthropic, agents, tokens):
         app.include_router(routes.router(serving))
     schema.install(app)
     return app

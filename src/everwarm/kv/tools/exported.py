@@ -158,12 +158,12 @@ class Export:
             raise StoreError(f"{self.path}: checksum: it is not as it was written")
         tokens = small["tokens"].view("<u4")
         try:
-            runs, messages = unpack_text(small["text"], _CHUNK + 1024 * len(tokens))
+            text = unpack_text(small["text"], _CHUNK + 1024 * len(tokens))
         except StoreError as error:
             raise StoreError(f"{self.path}: {error}") from None
-        if any(run.tokens < 0 for run in runs) or sum(run.tokens for run in runs) != len(tokens):
+        if any(run.tokens < 0 for run in text.runs) or sum(run.tokens for run in text.runs) != len(tokens):
             raise StoreError(f"{self.path}: its text does not belong to its tokens")
-        return Content(tokens, runs, messages, digests)
+        return Content(tokens, text.runs, text.messages, digests)
 
     def check_content(self, content: Content, vocab_size: int | None) -> None:
         """Raises StoreError unless it is a history that this model could have had."""

@@ -1,0 +1,208 @@
+"""The routes of the Responses API: create, retrieve, delete, cancel, and what a response was asked.
+
+A response that is stored is a point of a history in the agent store: it never changes, it can be continued
+(`previous_response_id`) any number of times, also after a restart, and what was computed for it is not computed again.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from everwarm.errors import UnknownAgentError
+from everwarm.events import Answer, FinishReason, Usage
+from everwarm.llm import Generation, Point
+from everwarm.server.active_request import ActiveRequest
+from everwarm.server.errors import ApiError
+from everwarm.server.leaving import unless_it_leaves
+from everwarm.server.openai.responses import output
+from everwarm.server.openai.responses.items import Tools, messages_of, tools_of
+from everwarm.server.openai.responses.output import ItemIds, new_id
+from everwarm.server.openai.responses.request import ResponsesRequest
+from everwarm.server.openai.responses.wire import ResponsesWire
+from everwarm.server.request import Json, agent_of, template_tools, tenant_of
+from everwarm.server.response import respond
+from everwarm.server.serving import Serving
+
+PREFIX = "resp_"
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A stored response."""
+
+    response: Json
+    input: list[Json]
+    messages: list[Json]  # of the conversation up to and with its answer, without instructions
+
+
+def router(serving: Serving) -> APIRouter:
+    """The routes."""
+    api = APIRouter(prefix="/v1/responses")
+    active: dict[tuple[str, str], ActiveRequest] = {}  # by tenant and id, while they are answered
+
+    @api.post("")
+    async def create(body: ResponsesRequest, request: Request) -> Response:
+        """Answer, and keep the answer unless `store` is false."""
+        return await _create(serving, body, request, active)
+
+    @api.get("/{response_id}")
+    async def retrieve(response_id: str, request: Request) -> Json:
+        """A stored response."""
+        tenant = tenant_of(request)
+        kept: Kept = await serving.texts.work(request, lambda: _kept(serving, response_id, tenant))
+        return kept.response
+
+    @api.get("/{response_id}/input_items")
+    async def input_items(response_id: str, request: Request) -> Json:
+        """What a stored response was asked."""
+        tenant = tenant_of(request)
+        kept: Kept = await serving.texts.work(request, lambda: _kept(serving, response_id, tenant))
+        first, last = (kept.input[0]["id"], kept.input[-1]["id"]) if kept.input else (None, None)
+        return {"object": "list", "data": kept.input, "has_more": False, "first_id": first, "last_id": last}
+
+    @api.delete("/{response_id}")
+    async def delete(response_id: str, request: Request) -> Json:
+        """Forget a stored response. Those that continue it stay."""
+        tenant = tenant_of(request)
+
+        def remove() -> None:
+            _kept(serving, response_id, tenant)
+            serving.llm.agents.delete(response_id, tenant)
+
+        await serving.texts.work(request, remove)
+        return {"id": response_id, "object": "response", "deleted": True}
+
+    @api.post("/{response_id}/cancel")
+    async def cancel(response_id: str, request: Request) -> Json:
+        """Stop a response that is being written."""
+        tenant = tenant_of(request)
+        running = active.get((tenant, response_id))
+        if running is None:
+            kept: Kept = await serving.texts.work(request, lambda: _kept(serving, response_id, tenant))
+            return kept.response
+        running.cancel()
+        return {"id": response_id, "object": "response", "status": "cancelled", "output": []}
+
+    return api
+
+
+async def _create(
+    serving: Serving, body: ResponsesRequest, request: Request, active: dict[tuple[str, str], ActiveRequest]
+) -> Response:
+    serving.check_priority(body.everwarm.priority)
+    tenant, agent = tenant_of(request), agent_of(request) or body.everwarm.agent
+    stored = bool(body.store) and body.everwarm.cache and not agent
+    if agent and body.previous_response_id:
+        raise ApiError(400, "previous_response_id: it names a history of its own; send it without X-Agent-Id")
+    tools = tools_of(body.tools)
+    response_id = new_id()
+    ids = ItemIds(response_id, tools.custom)
+    head = _head(serving, body, response_id)
+
+    def start() -> Generation:
+        before = _kept(serving, body.previous_response_id, tenant) if body.previous_response_id else None
+        asked = messages_of(body.input)
+        messages = [*(before.messages if before else ()), *asked.messages]
+        serving.check_messages(len(messages))
+        if not messages and not body.instructions:
+            raise ApiError(400, "input: say something")
+        given = _given(body.input, ids)
+
+        def record(answer: Answer, finish: FinishReason, usage: Usage) -> Mapping[str, Any]:
+            items = output.output_items(ids, answer, cut_off=finish == "length")
+            return {
+                "response": output.ended(head, finish, items, usage),
+                "input": given,
+                "instructions": body.instructions is not None,
+            }
+
+        system = [{"role": "system", "content": body.instructions}] if body.instructions is not None else []
+        offered = template_tools(serving.llm, tools.offered) if body.tool_choice != "none" else None
+        return serving.llm.start(
+            messages=[*system, *messages],
+            tools=offered,
+            max_tokens=body.max_output_tokens or serving.context,
+            agent=response_id if stored else agent,
+            group="" if stored or agent else body.prompt_cache_key or "",
+            tenant=tenant,
+            context=serving.context,
+            point=Point(body.previous_response_id, record) if stored else None,
+            **body.options(),
+        )
+
+    generation = await unless_it_leaves(request, serving.texts.work(request, start))
+    answering = ActiveRequest(serving, request, [generation], agent or "", tenant)
+    active[tenant, response_id] = answering
+    answering.when_closed(lambda: active.pop((tenant, response_id), None))
+    response = await respond(request, answering, ResponsesWire(head, ids), bool(body.stream))
+    for name, value in _warnings(body, tools, messages_of(body.input).omitted):
+        response.headers[name] = value
+    return response
+
+
+def _head(serving: Serving, body: ResponsesRequest, response_id: str) -> Json:
+    """What is known of a response before its answer."""
+    return {
+        "id": response_id,
+        "object": "response",
+        "created_at": int(time.time()),
+        "model": serving.name,
+        "status": "in_progress",
+        "background": False,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "metadata": body.metadata or {},
+        "output": [],
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": body.previous_response_id,
+        "reasoning": {"effort": body.reasoning.effort if body.reasoning else None, "summary": None},
+        "store": bool(body.store),
+        "temperature": body.temperature,
+        "text": {"format": (body.text.format if body.text else None) or {"type": "text"}},
+        "tool_choice": body.tool_choice or "auto",
+        "tools": body.tools or [],
+        "top_p": body.top_p,
+        "truncation": "disabled",
+        "usage": None,
+    }
+
+
+def _given(items: str | list[Json], ids: ItemIds) -> list[Json]:
+    """Input items as they are listed later: each has an id."""
+    if isinstance(items, str):
+        items = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": items}]}]
+    return [{"id": ids.of("in", number)} | item for number, item in enumerate(items)]
+
+
+def _kept(serving: Serving, response_id: str, tenant: str) -> Kept:
+    """A stored response. Raises ApiError 404."""
+    unknown = ApiError(404, f"no response {response_id[:100]!r} is stored here", code="response_not_found")
+    if not response_id.startswith(PREFIX):
+        raise unknown
+    store = serving.llm.agents
+    try:
+        history = store.history(store.find(response_id, tenant))
+    except UnknownAgentError:
+        raise unknown from None
+    record = history.record
+    if record is None or history.messages is None:
+        raise ApiError(404, f"response {response_id[:100]!r} can't be read: {history.lost or 'it is incomplete'}")
+    messages = list(history.messages)
+    return Kept(record["response"], record["input"], messages[1:] if record["instructions"] else messages)
+
+
+def _warnings(body: ResponsesRequest, tools: Tools, omitted: list[str]) -> list[tuple[str, str]]:
+    """Names of what had no effect, for people who wonder."""
+    ignored = [
+        *body.unknown,
+        *(f"tools of type {kind}" for kind in tools.omitted),
+        *(f"input {kind}" for kind in omitted),
+    ]
+    text = ", ".join(ignored)[:500].encode("ascii", "replace").decode().replace("\n", " ")
+    return [("X-Everwarm-Ignored", text)] if text else []
