@@ -1,8 +1,11 @@
 """Which rows are computed in the next step.
 
-Everyone who decodes gets one row. The rest is prefill, of whoever has had least of it so far, the more important first:
-a short prompt does not wait for a long one. While someone decodes, a step takes no longer than `STEP_S`: the chunk of
-prefill follows the speed that was measured.
+Everyone who decodes gets one row. The rest is prefill, of whoever has had least of it so far, the more important first.
+Prompts that are nearly done (most of them were in the cache) go before all others: they take little, and their first
+token is what somebody waits for.
+
+The budget of a step is a time, because what a row takes differs a hundredfold between models: so long, and no longer,
+does a newcomer wait for the step that runs. The chunk of prefill follows the speed that was measured.
 """
 
 from collections.abc import Iterable
@@ -14,12 +17,20 @@ from everwarm.engine.sequence import Sequence
 MOST_ROWS = 512
 """Of prefill in one step: products run at full speed, activations stay small."""
 
+ALONE_S = 0.25
+"""Of a step in which nobody but those who prefill waits. A chunk this long runs at full speed on all but the largest
+models; a newcomer hardly notices."""
+LEAST_ALONE = 64
+"""Rows of such a step, however long they take: fewer would compute a large model much more slowly."""
+
+STEP_S = 0.115
+"""Of a step in which someone decodes. A person reads on without noticing; a chunk this long runs near full speed."""
 LEAST_ROWS = 32
 TILE_ROWS = 8
 """What the kernels compute at a time: fewer take as long."""
 
-STEP_S = 0.115
-"""A person reads on without noticing; a chunk this long still runs near full speed."""
+FEW_ROWS = 64
+"""A prompt with so little left goes first. It counts as somebody who waits for a token."""
 
 
 class Kind(Enum):
@@ -57,19 +68,30 @@ def prefill(sequence: Sequence, most: int) -> Part:
 class Scheduler:
     """Chooses, and learns how long a row of prefill takes."""
 
-    def __init__(self, most_rows: int = MOST_ROWS, step_s: float = STEP_S) -> None:
+    def __init__(self, most_rows: int = MOST_ROWS, step_s: float = STEP_S, alone_s: float = ALONE_S) -> None:
         self._most_rows = most_rows
         self._step_s = step_s
+        self._alone_s = alone_s
         self._row_s: float | None = None
 
     def choose(self, running: Iterable[Sequence]) -> list[Part]:
         ready = sorted(running, key=lambda one: (-one.priority, one.computed, one.arrival))
         batch = [decode(one) for one in ready if one.pending == 1]
-        room = self._room(bool(batch))
-        for one in ready:
-            if one.pending > 1 and room > 0:
-                batch.append(prefill(one, room))
-                room -= batch[-1].rows
+        waiting = [one for one in ready if one.pending > 1]
+        nearly = [one for one in waiting if one.pending <= FEW_ROWS]
+        left = self._rows(someone_waits=bool(batch) or (len(nearly) < len(waiting) and bool(nearly)))
+        # At most half of a step for those who are nearly done: a stream of them can't starve the others.
+        first = max(left // 2, FEW_ROWS) if len(nearly) < len(waiting) else left
+        for one in nearly:
+            if one.pending <= first:
+                batch.append(prefill(one, first))
+                first -= batch[-1].rows
+                left -= batch[-1].rows
+        chosen = {id(part.sequence) for part in batch}
+        for one in waiting:
+            if left > 0 and id(one) not in chosen:
+                batch.append(prefill(one, left))
+                left -= batch[-1].rows
         return batch
 
     def took(self, batch: list[Part], seconds: float) -> None:
@@ -79,8 +101,10 @@ class Scheduler:
             each = seconds / rows
             self._row_s = each if self._row_s is None else 0.5 * self._row_s + 0.5 * each
 
-    def _room(self, someone_decodes: bool) -> int:
-        if not someone_decodes or self._row_s is None:
-            return self._most_rows if not someone_decodes else min(self._most_rows, 4 * LEAST_ROWS)
-        rows = int(self._step_s / self._row_s) // TILE_ROWS * TILE_ROWS
-        return max(LEAST_ROWS, min(self._most_rows, rows))
+    def _rows(self, *, someone_waits: bool) -> int:
+        """Rows of prefill in a step. `someone_waits` for a token: the step has to be short."""
+        least, seconds = (LEAST_ROWS, self._step_s) if someone_waits else (LEAST_ALONE, self._alone_s)
+        if self._row_s is None:
+            return min(self._most_rows, 4 * LEAST_ROWS)
+        rows = int(seconds / self._row_s) // TILE_ROWS * TILE_ROWS
+        return max(least, min(self._most_rows, rows))

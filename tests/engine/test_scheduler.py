@@ -1,0 +1,77 @@
+"""Which rows come next: a pure function of who is there and of how long rows took."""
+
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, cast
+
+from everwarm.engine.scheduler import FEW_ROWS, LEAST_ALONE, LEAST_ROWS, MOST_ROWS, Kind, Part, Scheduler
+from everwarm.engine.sequence import Sequence
+
+_arrivals = count()
+
+
+@dataclass
+class Waiting:
+    """What the scheduler looks at."""
+
+    pending: int
+    computed: int = 0
+    priority: int = 0
+    arrival: int = field(default_factory=lambda: next(_arrivals))
+
+    def draft(self) -> list[int]:
+        return []
+
+
+def chosen(scheduler: Scheduler, *running: Waiting) -> list[tuple[Waiting, int]]:
+    parts = scheduler.choose(cast(Any, running))
+    return [(cast(Any, part.sequence), part.rows) for part in parts]
+
+
+def learned(row_s: float) -> Scheduler:
+    """A scheduler that knows how long a row takes."""
+    scheduler = Scheduler()
+    scheduler.took([Part(cast(Sequence, Waiting(100)), Kind.PREFILL, 100)], 100 * row_s)
+    return scheduler
+
+
+def test_a_step_of_prefill_alone_takes_a_quarter_of_a_second() -> None:
+    for row_s, rows in ((1e-4, MOST_ROWS), (1e-3, 248), (1e-2, LEAST_ALONE), (1.0, LEAST_ALONE)):
+        one = Waiting(16_000)
+        assert chosen(learned(row_s), one) == [(one, rows)]
+
+
+def test_beside_someone_who_decodes_it_is_shorter() -> None:
+    for row_s, rows in ((1e-4, MOST_ROWS), (1e-3, 112), (1e-2, LEAST_ROWS)):
+        talking, one = Waiting(1), Waiting(16_000)
+        assert chosen(learned(row_s), talking, one) == [(talking, 1), (one, rows)]
+
+
+def test_the_first_step_of_all_is_small() -> None:
+    one = Waiting(16_000)
+    assert chosen(Scheduler(), one) == [(one, 4 * LEAST_ROWS)]
+
+
+def test_a_prompt_that_is_nearly_done_goes_first_and_the_long_one_goes_on() -> None:
+    long, short = Waiting(16_000, computed=500), Waiting(9, computed=500)
+    assert chosen(learned(1e-2), long, short) == [(short, 9), (long, LEAST_ROWS - 9)]
+    assert chosen(learned(1e-3), long, short) == [(short, 9), (long, 112 - 9)]
+
+
+def test_many_of_them_take_no_more_than_half_of_a_step() -> None:
+    long = Waiting(16_000)
+    short = [Waiting(FEW_ROWS) for _ in range(20)]
+    rows = {id(one): rows for one, rows in chosen(learned(1e-4), long, *short)}
+    assert sum(rows.get(id(one), 0) for one in short) == MOST_ROWS // 2
+    assert rows[id(long)] == MOST_ROWS // 2
+
+
+def test_alone_they_take_all_of_it() -> None:
+    short = [Waiting(60) for _ in range(5)]
+    assert sum(rows for _, rows in chosen(learned(1e-4), *short)) == 300
+
+
+def test_whoever_has_had_least_comes_next_and_the_more_important_before() -> None:
+    much, little, important = Waiting(1000, computed=900), Waiting(1000, computed=100), Waiting(1000, 2000, priority=1)
+    assert chosen(learned(1e-3), much, little) == [(little, 248)]
+    assert chosen(learned(1e-3), much, little, important) == [(important, 248)]
