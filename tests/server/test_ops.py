@@ -192,6 +192,15 @@ def lines(caplog: pytest.LogCaptureFixture, count: int) -> list[dict[str, Any]]:
     return [json.loads(JsonFormatter().format(record)) for record in records(caplog, count)]
 
 
+def test_the_line_of_a_refused_request_says_why(server: Running, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        httpx.post(server.url + "/v1/chat/completions", json={"messages": []})
+        httpx.get(server.url + "/api/tags")
+        first, second = lines(caplog, 2)
+    assert (first["status"], first["error"].startswith("messages: ")) == (400, True)
+    assert (second["status"], second["route"], second["path"]) == (404, "unmatched", "/api/tags")
+
+
 def test_each_request_has_one_line_with_its_receipt(server: Running, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         asked = {"everwarm": {"agent": "logged"}, "messages": [{"role": "system", "content": "log"}]}

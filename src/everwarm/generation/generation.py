@@ -41,6 +41,14 @@ class RequestQueue(EventQueue, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a prompt is."""
+
+    prompt_tokens: int
+    computed: int  # of these, now or earlier
+
+
+@dataclass(frozen=True, slots=True)
 class _Computation:
     """What was submitted to the engine."""
 
@@ -62,6 +70,14 @@ class Generation:
         self._prompt_of: Generation | None = None  # another choice of the same request, whose prompt this one takes
         self._ids: list[int] | None = None  # of the prompt, once it is tokenised
         self.receipt: Receipt | None = None  # once the prefix was looked up
+
+    @property
+    def progress(self) -> Progress | None:
+        """How far the prompt is; None before its computation has begun. From any thread."""
+        sequence, ids = self._sequence, self._ids
+        if sequence is None or ids is None:
+            return None
+        return Progress(len(ids), min(sequence.turn.kv.length, len(ids)))
 
     def cancel(self) -> None:
         """The reader gets a CancelledError, soon; memory is free at the next step of the engine."""

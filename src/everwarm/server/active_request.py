@@ -6,6 +6,7 @@ out. What happens is recorded for the log and the metrics.
 
 import asyncio
 import contextlib
+import math
 import time
 import uuid
 from collections import deque
@@ -18,7 +19,8 @@ from everwarm.events import End, Event, Failed, Usage
 from everwarm.kv.receipt import Receipt
 from everwarm.llm import Generation
 from everwarm.server.errors import ApiError
-from everwarm.server.serving import OUTCOME, Outcome, Serving, stopping
+from everwarm.server.progress import ProgressLog
+from everwarm.server.serving import OUTCOME, REQUEST_ID, Outcome, Serving, stopping
 
 Item = Event | End | Failed
 
@@ -77,6 +79,7 @@ class ActiveRequest:
         self._reasoning_tokens = 0
         self._started = self._last = time.perf_counter()
         self.outcome = Outcome(uuid.uuid4().hex, request.scope["path"], agent, tenant)
+        self._progress = ProgressLog(request.scope.get(REQUEST_ID, self.outcome.id), self.outcome.route, agent)
         request.scope[OUTCOME] = self.outcome
 
     def begin(self) -> None:
@@ -88,18 +91,23 @@ class ActiveRequest:
         ended one of them before its time.
         """
         timeout_s = self._serving.limits.timeout_s
+        until = math.inf if within_s is None else time.perf_counter() + within_s
         while True:
-            left_s = self._started + timeout_s - time.perf_counter()
+            now = time.perf_counter()
+            left_s = self._started + timeout_s - now
             if left_s <= 0 and self._left:
                 raise ApiError(408, f"the request took longer than the limit of {timeout_s:g} s", "timeout_error")
             if (events := self._take()) or not self._left:
                 return events or None
+            if now >= until:
+                return []
+            due_s = self._progress.due_s() if self.outcome.ttft_s is None else math.inf
             try:
-                async with asyncio.timeout(left_s if within_s is None else min(left_s, within_s)):
+                async with asyncio.timeout(min(left_s, until - now, due_s)):
                     await self._queue.wait()
             except TimeoutError:
-                if within_s is not None and within_s < left_s:
-                    return []
+                if self.outcome.ttft_s is None:
+                    self._progress.write(self._generations[0])
 
     def when_closed(self, call: Callable[[], object]) -> None:
         """Have a function called when the request is over."""

@@ -6,6 +6,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.types import Scope
 
 from everwarm.errors import (
     AgentExistsError,
@@ -25,6 +26,10 @@ _log = logging.getLogger(__name__)
 
 _OUR_FILES = (GGUFError, PackError, ModelError)
 """Something is wrong with the model's files: no request is to blame."""
+
+
+ERROR = "everwarm.error"
+"""Where a request's scope says why it was refused."""
 
 
 class ApiError(EverwarmError):
@@ -90,8 +95,11 @@ def body(error: ApiError, path: str) -> dict[str, object]:
     return {"error": {"message": str(error), "type": error.kind, "param": None, "code": error.code}}
 
 
-def response(error: BaseException, path: str) -> JSONResponse:
+def response(error: BaseException, scope: Scope) -> JSONResponse:
+    """The answer to a request that failed; the scope remembers why, for the log."""
     told = as_api_error(error)
+    scope[ERROR] = str(told)
+    path = scope["path"]
     headers = {} if told.retry_after is None else {"Retry-After": str(told.retry_after)}
     return JSONResponse(body(told, path), status_code=told.status, headers=headers)
 
@@ -100,7 +108,7 @@ def install(app: FastAPI) -> None:
     """Have every error answered this way."""
 
     async def handle(request: Request, error: Exception) -> JSONResponse:
-        return response(error, request.url.path)
+        return response(error, request.scope)
 
     for kind in (EverwarmError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, handle)

@@ -82,7 +82,7 @@ class Guard:
             if body is None:
                 await refuse(error, scope, receive, send)
             else:
-                await response(error, path)(scope, receive, send)
+                await response(error, scope)(scope, receive, send)
             return
         with held:
             await self._app(scope, receive, send)

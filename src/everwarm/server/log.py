@@ -17,13 +17,17 @@ from typing import Any
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from everwarm.server.errors import ERROR
 from everwarm.server.keys import CALLER
-from everwarm.server.serving import OUTCOME, Outcome, Serving
+from everwarm.server.serving import OUTCOME, REQUEST_ID, Outcome, Serving
 
 _log = logging.getLogger("everwarm.request")
 
 QUIET = frozenset({"/health", "/metrics"})
 """Asked every few seconds by machines; logged only when something is wrong, or in debug."""
+
+UNMATCHED = "unmatched"
+"""The route of a path that nobody serves."""
 
 _PLAIN = re.compile(r"[\w.:/@+-]+", re.ASCII)
 
@@ -35,13 +39,14 @@ class Line:
     id: str
     method: str
     path: str
-    route: str = "unmatched"  # as the schema writes it
+    route: str = UNMATCHED  # as the schema writes it
     status: int = 0
     tenant: str | None = None  # None: not known, or an operator
     total_s: float = 0.0
     outcome: Outcome | None = None
     weight_hit_rate: float | None = None  # of what all requests used while this one ran
     weight_misses: int = 0
+    error: str = ""  # why it was refused
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -55,6 +60,8 @@ class Line:
     def fields(self) -> dict[str, Any]:
         """What is written, in its order."""
         said: dict[str, Any] = {"id": self.id, "method": self.method, "route": self.route, "status": self.status}
+        if self.route == UNMATCHED:
+            said["path"] = self.path[:200]
         if (outcome := self.outcome) is not None:
             said |= {
                 "tenant": outcome.tenant,
@@ -70,6 +77,8 @@ class Line:
                 "weight_hit_rate": _rounded(self.weight_hit_rate),
                 "weight_misses": self.weight_misses,
             }
+        if self.error:
+            said["error"] = self.error[:300]
         return said | {"total_s": _rounded(self.total_s)}
 
 
@@ -86,6 +95,7 @@ class RequestLog:
             await self._app(scope, receive, send)
             return
         line = Line(uuid.uuid4().hex, scope["method"], scope["path"])
+        scope[REQUEST_ID] = line.id
         started, before = time.perf_counter(), self._serving.llm.weights.totals()
 
         async def sending(message: Message) -> None:
@@ -109,6 +119,7 @@ class RequestLog:
         line.tenant = None if (caller := scope.get(CALLER)) is None else caller.tenant
         line.route = getattr(scope.get("route"), "path", line.route)
         line.outcome = scope.get(OUTCOME)
+        line.error = scope.get(ERROR, "")
         if line.outcome is not None:
             used = self._serving.llm.weights.totals() - before
             line.weight_hit_rate, line.weight_misses = (used.hit_rate if used.uses else None), used.misses

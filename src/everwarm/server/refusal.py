@@ -16,7 +16,7 @@ async def refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) ->
     """Answer at once. Most clients read no answer before they have sent all of the body, and lose it if the connection
     is reset meanwhile: what still comes is thrown away, for a while.
     """
-    refusal = response(error, scope["path"])
+    refusal = response(error, scope)
     refusal.headers["Connection"] = "close"
     await send({"type": "http.response.start", "status": refusal.status_code, "headers": refusal.raw_headers})
     await send({"type": "http.response.body", "body": refusal.body, "more_body": True})

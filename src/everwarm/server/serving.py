@@ -39,6 +39,10 @@ OUTCOME = "everwarm.outcome"
 """Where a request's scope holds its outcome, if something was generated for it."""
 
 
+REQUEST_ID = "everwarm.request_id"
+"""Where a request's scope holds the id that its line in the log has."""
+
+
 @dataclass(slots=True)
 class Outcome:
     """What became of a request that generates, for the log and the metrics; complete when the response has ended."""
