@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from everwarm.cli import agents, bench, chat, doctor, models, serve, talk, weights
+from everwarm.cli import agents, bench, chat, doctor, launch, models, serve, talk, weights
 from everwarm.cli.console import printable
 from everwarm.errors import EverwarmError
 
@@ -28,6 +28,7 @@ app.command("generate")(talk.generate)
 app.command("chat")(chat.chat)
 app.command("score")(talk.score)
 app.command("serve")(serve.serve)
+app.command("launch")(launch.launch)
 app.add_typer(agents.app, name="agents")
 app.add_typer(weights.app, name="weights")
 app.add_typer(bench.app, name="bench")
