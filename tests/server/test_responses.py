@@ -116,6 +116,25 @@ def test_a_custom_tool_gets_free_text(server: Running, client: OpenAI, monkeypat
     assert kinds.count("response.custom_tool_call_input.done") == 1
 
 
+def test_reasoning_comes_back_sealed(speaking: Running, client: OpenAI) -> None:
+    include: Any = ["reasoning.encrypted_content"]
+    first = client.responses.create(model="tiny", input="Hi", max_output_tokens=200, store=False, include=include)
+    thoughts: Any = first.output[0].to_dict()
+    assert thoughts["encrypted_content"].startswith("ew1.")
+    for sealed, expected in ((thoughts["encrypted_content"], "hm, ä?"), ("gAAAA-of-somebody-else", None)):
+        items: Any = [
+            {"role": "user", "content": "Hi"},
+            {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": sealed},
+            {"role": "assistant", "content": "Let me see."},
+            {"role": "user", "content": "And?"},
+        ]
+        raw = client.responses.with_raw_response.create(model="tiny", input=items, max_output_tokens=200)
+        agents = speaking.llm.agents
+        messages = agents.history(agents.find(raw.parse().id)).messages or ()
+        assert messages[1].get("reasoning_content") == expected
+        assert ("encrypted reasoning" in raw.headers.get("x-everwarm-ignored", "")) == (expected is None)
+
+
 # Points of a history --------------------------------------------------------------------------------------------------
 
 

@@ -136,6 +136,10 @@ class AgentStore:
             seconds=dict(index.counts.seconds),
         )
 
+    def secret(self, tenant: str) -> bytes:
+        """Bytes that only this store has for a tenant, the same after a restart."""
+        return self.histories.tenant_salt(tenant or DEFAULT_TENANT)
+
     # Turns ------------------------------------------------------------------------------------------------------------
 
     def open_turn(

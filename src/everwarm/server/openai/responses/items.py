@@ -12,6 +12,7 @@ from typing import Any
 from everwarm.server.errors import ApiError
 from everwarm.server.openai.content import ROLES
 from everwarm.server.request import Json
+from everwarm.server.seals import Seals
 
 TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 OMITTED = {"input_image": "image", "input_file": "file", "input_audio": "audio", "image_url": "image"}
@@ -27,15 +28,16 @@ class Messages:
 
     messages: list[Json] = field(default_factory=list)
     omitted: list[str] = field(default_factory=list)  # kinds, in the order in which they were met
+    seals: Seals | None = None
 
     def omit(self, kind: str) -> None:
         if kind not in self.omitted:
             self.omitted.append(kind)
 
 
-def messages_of(items: str | list[Json]) -> Messages:
-    """Raises ApiError 400 where an item makes no sense."""
-    found = Messages()
+def messages_of(items: str | list[Json], seals: Seals | None = None) -> Messages:
+    """`seals` opens reasoning that was sealed here. Raises ApiError 400 where an item makes no sense."""
+    found = Messages(seals=seals)
     if isinstance(items, str):
         found.messages.append({"role": "user", "content": items})
         return found
@@ -95,7 +97,12 @@ def _add_reasoning(found: Messages, item: Json, where: str) -> None:
         for part in parts
         if isinstance(part, dict) and isinstance(part.get("text"), str)
     ]
-    if not texts:  # encrypted by somebody else
+    if not texts and (sealed := item.get("encrypted_content")) is not None:
+        opened = found.seals.open(sealed) if found.seals is not None else None
+        if opened is None:  # somebody else's
+            found.omit("encrypted reasoning of another model")
+        texts = [opened] if opened else []
+    if not texts:
         return
     message = {"role": "assistant", "reasoning_content": "\n".join(texts)}
     found.messages.append(message)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from everwarm.events import Answer, FinishReason, Reasoning, ToolCall, Usage
 from everwarm.server.request import Json
+from everwarm.server.seals import Seals
 
 
 def new_id() -> str:
@@ -22,14 +23,16 @@ class ItemIds:
 
     response: str
     custom: frozenset[str] = field(default_factory=frozenset)  # tools that take free text
+    seals: Seals | None = None  # reasoning is sealed with it, if the client has asked for that
 
     def of(self, kind: str, number: int) -> str:
         return f"{kind}_{self.response.removeprefix('resp_')}{number:04x}"
 
 
-def reasoning_item(item_id: str, text: str, status: str = "completed") -> Json:
+def reasoning_item(item_id: str, text: str, status: str = "completed", seals: Seals | None = None) -> Json:
     content = [{"type": "reasoning_text", "text": text}] if text else []
-    return {"id": item_id, "type": "reasoning", "summary": [], "content": content, "status": status}
+    sealed = {"encrypted_content": seals.seal(text)} if seals is not None and text else {}
+    return {"id": item_id, "type": "reasoning", "summary": [], "content": content, "status": status} | sealed
 
 
 def message_item(item_id: str, text: str | None, status: str = "completed") -> Json:
@@ -63,7 +66,7 @@ def output_items(ids: ItemIds, answer: Answer, *, cut_off: bool) -> list[Json]:
     for part, text in answer.texts():
         number = len(items)
         if part is Reasoning:
-            items.append(reasoning_item(ids.of("rs", number), text))
+            items.append(reasoning_item(ids.of("rs", number), text, seals=ids.seals))
         elif isinstance(part, ToolCall):
             items.append(call_item(ids.of("fc", number), part, part.name in ids.custom))
         else:

@@ -25,6 +25,7 @@ from everwarm.server.openai.responses.request import ResponsesRequest
 from everwarm.server.openai.responses.wire import ResponsesWire
 from everwarm.server.request import Json, agent_of, template_tools, tenant_of
 from everwarm.server.response import respond
+from everwarm.server.seals import Seals
 from everwarm.server.serving import Serving
 
 PREFIX = "resp_"
@@ -100,12 +101,14 @@ async def _create(
         raise ApiError(400, "previous_response_id: it names a history of its own; send it without X-Agent-Id")
     tools = tools_of(body.tools)
     response_id = new_id()
-    ids = ItemIds(response_id, tools.custom)
+    seals = await serving.texts.work(request, lambda: Seals(serving.llm.agents.secret(tenant)))
+    sealed = seals if "reasoning.encrypted_content" in (body.include or ()) else None
+    ids = ItemIds(response_id, tools.custom, sealed)
+    asked = messages_of(body.input, seals)
     head = _head(serving, body, response_id)
 
     def start() -> Generation:
         before = _kept(serving, body.previous_response_id, tenant) if body.previous_response_id else None
-        asked = messages_of(body.input)
         messages = [*(before.messages if before else ()), *asked.messages]
         serving.check_messages(len(messages))
         if not messages and not body.instructions:
@@ -139,7 +142,7 @@ async def _create(
     active[tenant, response_id] = answering
     answering.when_closed(lambda: active.pop((tenant, response_id), None))
     response = await respond(request, answering, ResponsesWire(head, ids), bool(body.stream))
-    for name, value in _warnings(body, tools, messages_of(body.input).omitted):
+    for name, value in _warnings(body, tools, asked.omitted):
         response.headers[name] = value
     return response
 

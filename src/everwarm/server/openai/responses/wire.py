@@ -22,6 +22,7 @@ from everwarm.events import (
 from everwarm.server.errors import ApiError
 from everwarm.server.openai.responses import output
 from everwarm.server.openai.responses.output import ItemIds
+from everwarm.server.seals import Seals
 from everwarm.server.wire import Json, ServerEvent, ServerEvents
 
 
@@ -76,7 +77,7 @@ class ResponsesWire:
         match part:
             case Reasoning():
                 if not isinstance(self._open, _Thoughts):
-                    yield from self._switch(_Thoughts(self._ids.of("rs", self._place)))
+                    yield from self._switch(_Thoughts(self._ids.of("rs", self._place), self._ids.seals))
             case Text():
                 if not isinstance(self._open, _Message):
                     yield from self._switch(_Message(self._ids.of("msg", self._place)))
@@ -177,6 +178,10 @@ class _Message(_Item):
 class _Thoughts(_Item):
     """Reasoning."""
 
+    def __init__(self, item_id: str, seals: Seals | None) -> None:
+        super().__init__(item_id)
+        self._seals = seals
+
     def begin(self) -> Named:
         yield "content_part.added", {"content_index": 0, "part": {"type": "reasoning_text", "text": ""}}
 
@@ -189,7 +194,7 @@ class _Thoughts(_Item):
         yield "content_part.done", {"content_index": 0, "part": {"type": "reasoning_text", "text": self._text}}
 
     def json(self, status: str) -> Json:
-        return output.reasoning_item(self.id, self._text, status)
+        return output.reasoning_item(self.id, self._text, status, self._seals if status != "in_progress" else None)
 
 
 class _Call(_Item):
