@@ -8,7 +8,7 @@ NATIVE := CMakeLists.txt $(wildcard src/native/*)
 PARALLEL := --numprocesses logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 CXX_FILES := $(wildcard src/native/*.cpp src/native/*.h tests/native/*.cpp)
 
-.PHONY: docs demo test soak soak-store fuzz torture test-models wheel test-wheel sanitize serve check bench peers format clean help
+.PHONY: clients docs demo test soak soak-store fuzz torture test-models wheel test-wheel sanitize serve check bench peers format clean help
 
 help:
 	@echo "make demo    install, pull a small model; two agents talk, the server is killed, both return"
@@ -116,6 +116,9 @@ $(INSTALLED): pyproject.toml $(NATIVE)
 	CMAKE_ARGS="-DGGML_NATIVE=ON" $(PEERS)/python -m pip install --quiet --disable-pip-version-check --requirement $<
 	benchmarks/build_llama_cpp.sh
 	@touch $@
+
+clients: ## install the agent programs of docs/clients.md into .clients, each with a home of its own
+	scripts/clients.sh .clients
 
 clean:
 	rm -rf .venv build .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
