@@ -75,8 +75,13 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("setting", LOAD.values(), ids=LOAD)
-def test_load_takes_every_setting_as_a_keyword(setting: Setting, home: Path, tiny: Path) -> None:
+def test_load_takes_every_setting_as_a_keyword(
+    setting: Setting, home: Path, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = example(setting)
+    monkeypatch.chdir(tmp_path)
+    if setting.name.endswith("_file"):
+        (tmp_path / text).write_text("what it is to be read from")
     with everwarm.load(tiny, **{setting.name: text}) as llm:
         assert getattr(llm.settings, setting.name) == setting.rule.parse(text)
 

@@ -30,7 +30,7 @@ from everwarm.engine.prefill import check_prompt, prefill, too_long
 from everwarm.engine.processors import Constraint
 from everwarm.engine.sampling import Sampling
 from everwarm.engine.score import Score, score
-from everwarm.errors import EverwarmError, ModelError, RequestError, TemplateError
+from everwarm.errors import ConfigError, EverwarmError, ModelError, RequestError, TemplateError
 from everwarm.events import End, Event
 from everwarm.generation import Drafter, Generation, Message, Point, Request, Runtime
 from everwarm.generation.generation import LONG_TEXT
@@ -47,6 +47,7 @@ from everwarm.model import tensors
 from everwarm.model.config import read_config
 from everwarm.model.spec import ModelConfig
 from everwarm.model.transformer import Transformer
+from everwarm.opening import read_whole
 from everwarm.pull import resolve
 from everwarm.setting_kinds import Given
 from everwarm.settings import Settings
@@ -71,6 +72,8 @@ SCORE_WINDOW = 2048
 DEFAULT_MAX_TOKENS = 256
 LONGEST_NAME = 4096
 """Characters of a control token's name, at most: so much of a prompt that is still being written may become one."""
+MOST_TEMPLATE = 1 << 20
+"""Bytes of a chat template that a user gives."""
 MOST_RUNNING = 64
 """Sequences that are computed at once; more wait."""
 
@@ -120,6 +123,7 @@ class LLM:
     def __init__(self, path: Path, settings: Settings, progress: Callable[[int, int], None] | None = None) -> None:
         self.path = path
         self._closing = threading.Event()
+        self._own_template = _template_text(settings.chat_template_file)
         self._file = GGUFFile(path)
         try:
             embedding = self._file.tensors.get(tensors.EMBEDDING)
@@ -510,9 +514,12 @@ class LLM:
         if self._template is None:
             control = self.tokenizer.special_tokens
             bos, eos = self.tokenizer.bos_id, self.tokenizer.eos_id
+            metadata: Mapping[str, Any] = self._file.metadata
+            if self._own_template is not None:
+                metadata = {**metadata, "tokenizer.chat_template": self._own_template}
             try:
                 self._template = ChatTemplate.from_metadata(
-                    self._file.metadata,
+                    metadata,
                     special_tokens=control,
                     bos="" if bos is None else self.tokenizer.token_text(bos),
                     eos="" if eos is None else self.tokenizer.token_text(eos),
@@ -531,6 +538,21 @@ class LLM:
         for token in ids:
             if not 0 <= token < self.config.vocab_size:
                 raise RequestError(f"token {token} is not in the vocabulary of {self.config.vocab_size:,}")
+
+
+def _template_text(path: str) -> str | None:
+    """A chat template that is used instead of the model's own. Raises ConfigError."""
+    if not path:
+        return None
+    try:
+        data = read_whole(Path(path).expanduser())
+        if len(data) > MOST_TEMPLATE:
+            raise ConfigError(f"chat_template_file {path}: {len(data):,} bytes, the limit is {MOST_TEMPLATE:,}")
+        return data.decode()
+    except OSError as error:
+        raise ConfigError(f"chat_template_file {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"chat_template_file {path}: it is not UTF-8") from None
 
 
 def _close(agents: AgentStore) -> None:

@@ -77,6 +77,9 @@ class Settings:
         "turn", "async",
         help="when a turn counts as ended: when it is safe on disk, or at once, while it is being written",
     )  # fmt: skip
+    chat_template_file: str = text(
+        default="", help="file with a chat template (Jinja) that is used instead of the model's own"
+    )
     restore: str = choice("auto", "always", help="read KV from disk where that is faster than computing it, or always")
 
     @property
@@ -91,6 +94,10 @@ class ServeSettings(Settings):
     host: str = text(
         default="127.0.0.1",
         help="address to listen on; other machines reach it only if it is not a loopback one",
+    )
+    alias: tuple[str, ...] = texts(
+        help="name under which the model is served, instead of its file's; may be given several times: all are listed, "
+        "answers tell the first",
     )
     port: int = whole_number(0, 65535, default=8080, help="port to listen on; 0 takes a free one")
     cors: tuple[str, ...] = texts(

@@ -88,7 +88,10 @@ def serve(
             timeout_s=settings.request_timeout,
             context=settings.context,
         )
-        return load_model(model, progress, settings, limits, Keys(keys, operators), origins, pull=model == DEFAULT)
+        everyone = Keys(keys, operators)
+        return load_model(
+            model, progress, settings, limits, everyone, origins, pull=model == DEFAULT, alias=settings.alias
+        )
 
     def ready(seconds: float) -> None:
         err.print(f"ready after {seconds:.1f} s: {address}/v1", markup=False)

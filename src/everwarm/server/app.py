@@ -1,5 +1,7 @@
 """The application: all routes of one model, and what is true for every request."""
 
+from collections.abc import Sequence
+
 from fastapi import FastAPI
 from starlette.middleware import Middleware
 
@@ -13,6 +15,7 @@ from everwarm.server.openai import routes as openai
 from everwarm.server.openai.responses import routes as responses
 from everwarm.server.origin import Origins, parse_origins
 from everwarm.server.origin_guard import origin_middleware
+from everwarm.server.paths import PathsWithoutVersion
 from everwarm.server.serving import Limits, Serving
 
 
@@ -22,19 +25,21 @@ def create_app(
     limits: Limits | None = None,
     keys: Keys | None = None,
     origins: Origins | None = None,
+    names: Sequence[str] = (),
 ) -> FastAPI:
-    """The application that serves one model under `name`. `origins` says which web pages may ask; by default none but
-    its own.
+    """The application that serves one model under `name`, and lists it under `names`. `origins` says which web pages
+    may ask; by default none but its own.
     """
     keys = keys or Keys({})
     origins = origins or parse_origins((), (), has_keys=not keys.is_open)
-    serving = Serving(llm, name, limits, keys)
+    serving = Serving(llm, name, limits, keys, names or (name,))
     metrics = Metrics(serving)
     app = FastAPI(
         title="everwarm",
         description="A local LLM that never computes the same thing twice.",
         openapi_url=None,  # `schema` serves it
         middleware=[  # from the outside in
+            Middleware(PathsWithoutVersion),
             Middleware(log.RequestLog, serving=serving, observe=metrics.requests.observe),
             *origin_middleware(origins),
             Middleware(Guard, serving=serving),

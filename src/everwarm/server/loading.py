@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from everwarm import config
@@ -43,8 +44,11 @@ def load_model(
     keys: "Keys",
     origins: "Origins",
     pull: bool,
+    alias: Sequence[str] = (),
 ) -> ServedModel:
-    """Everything that has to be done before the first request; with `pull`, the model is fetched if it is missing."""
+    """Everything that has to be done before the first request; with `pull`, the model is fetched if it is missing.
+    `alias`: names that it is served under, instead of its own.
+    """
     if pull:
         from everwarm.pull import pull as fetch
 
@@ -61,7 +65,8 @@ def load_model(
         progress.say("looking through the agents")
         _ = llm.agents
         llm.warm_up()
-        return ServedModel(llm, create_app(llm, model if pull else llm.path.stem, limits, keys, origins))
+        names = tuple(alias) or (model if pull else llm.path.stem,)
+        return ServedModel(llm, create_app(llm, names[0], limits, keys, origins, names))
     except BaseException:
         llm.close()
         raise

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -73,10 +73,12 @@ class Serving:
         name: str,
         limits: Limits | None = None,
         keys: Keys | None = None,
+        names: Sequence[str] = (),
     ) -> None:
         """Without `keys` everyone may ask, as the default tenant."""
         self.llm = llm
         self.name = name
+        self.names = tuple(names) or (name,)
         self.limits = limits or Limits()
         self.created = int(time.time())
         self.active = 0

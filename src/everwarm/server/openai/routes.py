@@ -26,14 +26,14 @@ def router(serving: Serving) -> APIRouter:
 
     @api.get("/v1/models")
     async def models() -> Json:
-        known = [_model(serving)]
-        return {"object": "list", "data": known, "has_more": False, "first_id": serving.name, "last_id": serving.name}
+        known, first, last = [_model(serving, name) for name in serving.names], serving.names[0], serving.names[-1]
+        return {"object": "list", "data": known, "has_more": False, "first_id": first, "last_id": last}
 
     @api.get("/v1/models/{name:path}")
     async def model(name: str) -> Json:
-        if name != serving.name:
+        if name not in serving.names:
             raise ApiError(404, f"model {name[:100]!r} is not served here; {serving.name} is")
-        return _model(serving)
+        return _model(serving, name)
 
     @api.post("/v1/chat/completions")
     async def chat(body: ChatRequest, request: Request) -> Response:
@@ -105,10 +105,10 @@ async def _answer(
     return await respond(request, active, wire, bool(body.stream))
 
 
-def _model(serving: Serving) -> Json:
+def _model(serving: Serving, name: str) -> Json:
     """With the fields that OpenAI's and Anthropic's clients read."""
     return {
-        "id": serving.name,
+        "id": name,
         "object": "model",
         "created": serving.created,
         "owned_by": "everwarm",
