@@ -1,6 +1,7 @@
 """Tool calls in every format: however the text is cut, whatever only looks like a call, back from real templates."""
 
 import codecs
+import dataclasses
 import json
 from typing import Any
 
@@ -11,6 +12,7 @@ from test_chat import GOLDEN, golden_template
 from tool_call_answers import ANSWERS, ARGUMENTS, TEXTS, TOOLS, at_marks, generated_calls, parser, read, schema_of
 
 from everwarm.events import Answer, Content, Reasoning, Text, ToolCallArguments, ToolCallEnd, ToolCallStart
+from everwarm.settings import Settings
 from everwarm.text.tool_calls.formats import FORMATS, Arguments
 from everwarm.text.tool_calls.parsers import PARSERS, call_parser, new_call_id, short_call_id
 from everwarm.text.tool_calls.selection import format_of
@@ -33,6 +35,11 @@ def text(content: list[Content]) -> str:
 
 def test_every_format_has_a_parser_an_example_and_a_description() -> None:
     assert set(PARSERS) == set(FORMATS) == set(ANSWERS)
+
+
+def test_every_format_can_be_chosen_by_the_setting() -> None:
+    rules = {setting.name: setting for setting in dataclasses.fields(Settings)}["tool_parser"].metadata.values()
+    assert [set(rule.choices) for rule in rules] == [{"auto", "none", *FORMATS}]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -280,6 +287,21 @@ def test_hostile_arguments_end_no_generation(name: str, arguments: str) -> None:
         content = read(parser(name), [answer])
         said = "".join(part.text for part in content if isinstance(part, Text | ToolCallArguments))
         assert said.count("[") + said.count("{") >= arguments.count("[") + arguments.count("{")
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("hermes", '<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "add", "arguments": "{\\"s\\": \\"\\ud800\\"}"}</tool_call>'),
+        ("gemma", '<|tool_call>call:add{"\\ud800": 1}<tool_call|>'),
+        ("lfm2", "<|tool_call_start|>[add(s='\\ud800')]<|tool_call_end|>"),
+    ],
+)
+def test_halves_of_characters_never_get_out(name: str, answer: str) -> None:
+    content = read(parser(name, TOOLS | {"\ud800": {}}), [answer])
+    assert repr(content).encode()
+    assert "".join(part.text for part in content if isinstance(part, Text | ToolCallArguments)).encode()
 
 
 # Ids ------------------------------------------------------------------------------------------------------------------

@@ -177,6 +177,8 @@ class Generation:
             raise CancelledError("cancelled")
         if computation.turn is not None and request.keep:
             self._commit(computation.turn, computation.prompt, output)
+        if output.answer.calls:
+            receipt.tool_format = output.answer.calls[0].format or None
         usage = Usage(receipt.prompt_tokens, receipt.cached_tokens, len(output.tokens), output.reasoning_tokens)
         return End(receipt, output.finish_reason, usage, output.stop, computation.sampler.spent_s, request.choice)
 

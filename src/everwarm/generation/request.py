@@ -33,4 +33,5 @@ class Request:
     constraint: Callable[[], Constraint] | None = None  # makes one: it has the state of one choice
     drafter: Drafter | None = None
     parser: Callable[[], OutputParser] = PlainText  # makes one: it has the state of one choice
+    most_calls: int | None = None  # the answer ends with so many tool calls
     choice: int = 0

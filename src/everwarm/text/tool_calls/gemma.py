@@ -5,7 +5,7 @@ Texts stand between quote marks of their own and have no escapes. Keys are bare 
 
 import json
 
-from everwarm.text.tool_calls.json_reader import JsonReader, decoded
+from everwarm.text.tool_calls.json_reader import JsonReader, decoded, well_formed
 from everwarm.text.tool_calls.reader import Cut, NotACall, Reading
 from everwarm.text.tool_calls.typed import as_json
 
@@ -76,7 +76,7 @@ class Gemma(JsonReader):
             yield from self.follows(self.quote)
             yield from self.spaces()
         elif (yield from self.peek()) == '"':
-            key = str(decoded((yield from self.collected())))
+            key = well_formed(str(decoded((yield from self.collected()))))
             yield from self.spaces()
         else:
             key = (yield from self.until(":")).strip()

@@ -20,6 +20,7 @@ _BETWEEN = re.compile(r"[-+.\w,:\s]+")
 _SCALAR = re.compile(r"[-+.\w]+")
 _ESCAPES = {character: "\\" + character for character in '"\\/bfnrtu'} | {"'": "'"}
 """What may follow a backslash. Before anything else a backslash can only mean itself."""
+_HALF = re.compile("[\ud800-\udfff]")
 _CLOSING = {"{": "}", "[": "]"}
 
 
@@ -153,6 +154,11 @@ class JsonReader(CallReader):
         return (yield from self.peek()) == '"'
 
 
+def well_formed(text: str) -> str:
+    """Without halves of characters, which an escape in JSON may spell: no answer could be sent with them."""
+    return _HALF.sub("\ufffd", text)
+
+
 def decoded(text: str) -> Any:
     """A JSON value. Raises `NotACall`."""
     try:
@@ -167,7 +173,7 @@ def as_object(text: str) -> str:
     if isinstance(value, dict):
         return text
     if isinstance(value, str):
-        return value if isinstance(decoded(value), dict) else _no_object()
+        return well_formed(value) if isinstance(decoded(value), dict) else _no_object()
     return "{}" if value is None else _no_object()
 
 

@@ -57,6 +57,9 @@ def call_parser(
     name: str, tools: Tools, controls: frozenset[str] = frozenset(), new_id: Callable[[], str] | None = None
 ) -> CallReader:
     """A parser of one answer. `controls` are the control tokens of the vocabulary."""
-    if new_id is None:
-        new_id = short_call_id if name.startswith("mistral") else new_call_id
-    return PARSERS[name](name, tools, controls, new_id)
+    return PARSERS[name](name, tools, controls, new_id or id_maker(name))
+
+
+def id_maker(name: str) -> Callable[[], str]:
+    """What makes the ids of calls in a format."""
+    return short_call_id if name.startswith("mistral") else new_call_id

@@ -27,6 +27,7 @@ _FIRST_STAND_IN = 0xDC00
 _STAND_IN = re.compile("[\udc00-\udcff]")
 _NAME = re.compile(rf"[\w.:/@$-]{{1,{LONGEST_NAME}}}")
 """Of a tool that was not offered: whoever executes calls is better at saying so than a parser."""
+_HALF = re.compile("[\ud800-\udfff]")
 _SPACES = re.compile(r"\s+")
 
 
@@ -194,7 +195,7 @@ class CallReader(ABC):
 
     def start(self, name: str) -> None:
         """A call begins. From now on it is one, whatever follows."""
-        if name not in self.tools and not _NAME.fullmatch(name):
+        if not _NAME.fullmatch(name) and (name not in self.tools or _HALF.search(name)):
             raise NotACall
         self._found.append(ToolCallStart(self._calls, self._new_id(), name, self._name))
         self._open, self._complete = True, False
