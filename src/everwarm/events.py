@@ -7,7 +7,7 @@ them into the queue of a request; whoever reads that queue (an iterator, a serve
 
 Within one choice content comes in the order of the answer, and a tool call is whole before anything else follows it:
 `ToolCallStart`, any number of `ToolCallArguments`, `ToolCallEnd`. Reasoning ends where other content begins. An answer
-that is cut off (`finish_reason` is `length`) may end inside a tool call.
+that is cut off, by the limit of tokens or by the model itself, may end inside a tool call.
 """
 
 from collections.abc import Iterable, Iterator
@@ -41,6 +41,7 @@ class ToolCallStart:
     index: int  # the calls of an answer count from 0
     id: str
     name: str
+    format: str = field(default="", compare=False)  # how it was written: `hermes`, `llama3`, ..., `lenient`
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +122,7 @@ class ToolCall:
     id: str
     name: str
     arguments: str = ""
+    format: str = ""
 
 
 class Answer:
@@ -154,7 +156,7 @@ class Answer:
                         self._begin(type(part))
                     self._pieces[-1].append(part.text)
                 case ToolCallStart():
-                    self.calls.append(ToolCall(part.id, part.name))
+                    self.calls.append(ToolCall(part.id, part.name, format=part.format))
                     self._begin(self.calls[-1])
                 case ToolCallArguments():
                     self.calls[part.index].arguments += part.text

@@ -53,8 +53,11 @@ from everwarm.setting_kinds import Given
 from everwarm.settings import Settings
 from everwarm.sizes import in_bytes
 from everwarm.text.chat import ChatTemplate
+from everwarm.text.chat_format import ChatFormat
 from everwarm.text.output_parser import OutputParser, PlainText
+from everwarm.text.reasoning import Thinking
 from everwarm.text.tokenizer import Tokenizer
+from everwarm.text.tool_calls.choice import ToolChoice
 from everwarm.types import Segment
 from everwarm.waiting import Line
 from everwarm.weights.cache.cache import WeightCache
@@ -168,7 +171,7 @@ class LLM:
         self._engine: Engine | None = None
         self.admission = Admission(Budget(self._index, MOST_RUNNING))
         self._opening = threading.Lock()
-        self._template: ChatTemplate | TemplateError | None = None
+        self._chat: ChatFormat | TemplateError | None = None
         self._long_texts: Line[None] = Line()
         self.control_ids = frozenset(self.tokenizer.special_tokens.values())
 
@@ -319,41 +322,48 @@ class LLM:
         messages: Sequence[Message] | None = None,
         special: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: ToolChoice | None = None,
+        thinking: Thinking | None = None,
+        template_variables: Mapping[str, Any] | None = None,
         context: int | None = None,
     ) -> tuple[list[Segment], bool]:
         """What is to be tokenised, and whether BOS goes before it. Raises ContextError as soon as it is certain that
         its tokens don't fit into `context`.
         """
-        segments, add_bos = self._segments(prompt, messages, special, tools, context)
+        if messages is not None:
+            shown = None if tool_choice is not None and tool_choice.mode == "none" else tools
+            segments, add_bos = self._chat_segments(messages, shown, thinking, template_variables, context)
+        else:
+            segments, add_bos = self._raw_segments(prompt, special)
         if context is not None and sum(len(segment.text) for segment in segments) >= LONG_TEXT:
             self._check_length(segments, context)
         return segments, add_bos
 
-    def _segments(
+    def _chat_segments(
         self,
-        prompt: str | None,
-        messages: Sequence[Message] | None,
-        special: bool,
+        messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] | None,
+        thinking: Thinking | None,
+        variables: Mapping[str, Any] | None,
         context: int | None,
     ) -> tuple[list[Segment], bool]:
-        add_bos = self.tokenizer.add_bos
-        if messages is not None:
-            watch = None
-            if context is not None:
-                watch = partial(self._check_length, context=context, unsettled=LONGEST_NAME)
-            segments = self.template.render(messages, tools=tools, watch=watch)
-            opens_with_bos = (
-                bool(segments)
-                and segments[0].special
-                and self.tokenizer.special_tokens[segments[0].text] == self.tokenizer.bos_id
-            )
-            return segments, add_bos and not opens_with_bos
+        watch = None
+        if context is not None:
+            watch = partial(self._check_length, context=context, unsettled=LONGEST_NAME)
+        segments = self.chat.render(messages, tools=tools, thinking=thinking, variables=variables, watch=watch)
+        opens_with_bos = (
+            bool(segments)
+            and segments[0].special
+            and self.tokenizer.special_tokens[segments[0].text] == self.tokenizer.bos_id
+        )
+        return segments, self.tokenizer.add_bos and not opens_with_bos
+
+    def _raw_segments(self, prompt: str | None, special: bool) -> tuple[list[Segment], bool]:
         if not isinstance(prompt, str):
             raise RequestError(f"prompt: expected a text, found {type(prompt).__name__}")
         if not prompt:
             raise RequestError("the prompt is empty: give at least one character")
-        return list(self.tokenizer.split(prompt)) if special else [Segment(prompt)], add_bos
+        return list(self.tokenizer.split(prompt)) if special else [Segment(prompt)], self.tokenizer.add_bos
 
     def _check_length(self, segments: Sequence[Segment], context: int, unsettled: int = 0) -> None:
         """Raise ContextError if they don't fit, whatever becomes of the last `unsettled` characters."""
@@ -392,6 +402,9 @@ class LLM:
         tokens: Sequence[int] | None = None,
         special: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: ToolChoice | None = None,
+        thinking: Thinking | None = None,
+        template_variables: Mapping[str, Any] | None = None,
         agent: str | None = None,
         tenant: str = "",
         group: str = "",
@@ -404,7 +417,7 @@ class LLM:
         priority: int = 0,
         constraint: Callable[[], Constraint] | None = None,
         drafter: Drafter | None = None,
-        parser: Callable[[], OutputParser] = PlainText,
+        parser: Callable[[], OutputParser] | None = None,
         point: Point | None = None,
         **sampling: Any,
     ) -> Generation:
@@ -412,9 +425,10 @@ class LLM:
         and answer below the model's own. Without `keep` the answer is not kept. Without `cache` everything is computed
         and nothing is kept. `constraint` makes what says which tokens may follow, with the state of one answer; it
         runs on the engine's thread. What `drafter` proposes is verified in one step: the answer is the same, it comes
-        sooner if the draft is right. `parser` makes what tells text, reasoning and tool calls apart; by default all is
-        text. With `point` the answer becomes a point of a history under the agent's name. `sampling` takes the fields
-        of `everwarm.engine.sampling.Sampling`. A second turn of the same agent waits for the first.
+        sooner if the draft is right. `parser` makes what tells text, reasoning and tool calls apart; by default the
+        chat template decides for messages, and all is text for prompts. `template_variables` are for the chat
+        template. With `point` the answer becomes a point of a history under the agent's name. `sampling` takes the
+        fields of `everwarm.engine.sampling.Sampling`. A second turn of the same agent waits for the first.
         """
         checked = self.check_options(max_tokens=max_tokens, stop=stop, **sampling)
         if sum(source is not None for source in (prompt, messages, tokens)) != 1:
@@ -427,7 +441,13 @@ class LLM:
             content = ids = _token_ids(tokens)
             check_prompt(self.model, ids)
         else:
-            content = self.segments(prompt, messages=messages, special=special, tools=tools, context=limit)
+            content = self.segments(
+                prompt, messages=messages, special=special, tools=tools, tool_choice=tool_choice, thinking=thinking,
+                template_variables=template_variables, context=limit,
+            )  # fmt: skip
+            if parser is None and messages is not None:
+                offered = None if tool_choice is not None and tool_choice.mode == "none" else tools
+                parser = self.chat.parser(offered, content[0])
         request = Request(
             content,
             checked,
@@ -443,7 +463,8 @@ class LLM:
             priority=priority,
             constraint=constraint,
             drafter=drafter,
-            parser=parser,
+            parser=parser or PlainText,
+            most_calls=None if tool_choice is None or tool_choice.parallel else 1,
             point=point,
         )
         return Generation(self.runtime(store=cache), request)
@@ -509,26 +530,40 @@ class LLM:
         )
 
     @property
-    def template(self) -> ChatTemplate:
-        """The file's chat template, compiled at first use. A refusal is remembered: it may have taken seconds."""
-        if self._template is None:
+    def chat(self) -> ChatFormat:
+        """How the file's chat template has conversations written, and answers read. The template is compiled at first
+        use. A refusal is remembered: it may have taken seconds.
+        """
+        if self._chat is None:
             control = self.tokenizer.special_tokens
             bos, eos = self.tokenizer.bos_id, self.tokenizer.eos_id
             metadata: Mapping[str, Any] = self._file.metadata
             if self._own_template is not None:
                 metadata = {**metadata, "tokenizer.chat_template": self._own_template}
             try:
-                self._template = ChatTemplate.from_metadata(
+                template = ChatTemplate.from_metadata(
                     metadata,
                     special_tokens=control,
                     bos="" if bos is None else self.tokenizer.token_text(bos),
                     eos="" if eos is None else self.tokenizer.token_text(eos),
                 )
+                settings = self.settings
+                self._chat = ChatFormat(
+                    template,
+                    frozenset(control),
+                    tool_parser=settings.tool_parser,
+                    lenient=settings.lenient_tools,
+                )
             except TemplateError as error:
-                self._template = error
-        if isinstance(self._template, TemplateError):
-            raise TemplateError(str(self._template))
-        return self._template
+                self._chat = error
+        if isinstance(self._chat, TemplateError):
+            raise TemplateError(str(self._chat))
+        return self._chat
+
+    @property
+    def template(self) -> ChatTemplate:
+        """The file's chat template."""
+        return self.chat.template
 
     def _check_ids(self, ids: Sequence[int]) -> None:
         if not ids:

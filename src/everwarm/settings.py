@@ -81,6 +81,16 @@ class Settings:
         default="", help="file with a chat template (Jinja) that is used instead of the model's own"
     )
     restore: str = choice("auto", "always", help="read KV from disk where that is faster than computing it, or always")
+    tool_parser: str = choice(
+        "auto", "none", "hermes", "qwen3-coder", "seed", "minimax", "glm", "llama3", "mistral", "mistral-json",
+        "harmony", "deepseek-r1", "deepseek-v3.1", "deepseek-v3.2", "kimi", "granite", "apriel", "apertus", "command-r",
+        "gigachat", "gemma", "function-gemma", "tool-code", "lfm2",
+        help="how the model writes tool calls; auto takes it from the file's chat template, none reads no calls",
+    )  # fmt: skip
+    lenient_tools: bool = switch(
+        default=True,
+        help="an answer that is nothing but a JSON object naming an offered tool is a call, also without the marks",
+    )
 
     @property
     def warm_age_s(self) -> float:

@@ -238,13 +238,14 @@ def test_a_user_id_names_a_group_that_never_waits(client: Anthropic, server: Run
     [
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "'image'"),
         ({"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]}, "'document'"),
-        ({"messages": [*HI, {"role": "assistant", "content": [{"type": "thinking", "thinking": ""}]}]}, "'thinking'"),
+        ({"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": ""}]}]}, "'thinking'"),
         ({"messages": [*HI, {"role": "assistant", "content": "Well,"}]}, "the last message is the assistant's"),
         (
             {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t9"}]}]},
             "no tool_use block",
         ),
-        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
+        ({"thinking": {"type": "sometimes"}}, "thinking"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "budget_tokens"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "web_search_20250305"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"max_tokens": 0}, "max_tokens"),

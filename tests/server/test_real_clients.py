@@ -110,8 +110,7 @@ def test_roles_parts_and_what_is_refused(client: OpenAI) -> None:
     result = {"role": "tool", "content": "21 degrees", "tool_call_id": "1"}
     assert said(ask(client, [*CAPITAL, {"role": "assistant", "content": "I look it up."}, result]))
     tool: Any = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
-    with pytest.raises(openai.BadRequestError, match="does not read them"):
-        ask(client, tools=[tool])
+    assert said(ask(client, tools=[tool]))
     with pytest.raises(openai.BadRequestError, match="response_format"):
         ask(client, response_format={"type": "json_object"})
     with pytest.raises(openai.BadRequestError) as long:

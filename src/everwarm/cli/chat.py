@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
-from everwarm.cli.console import err
+from everwarm.cli.console import err, print_answer
 from everwarm.cli.loading import loaded
 from everwarm.cli.options import (
     Agent,
@@ -71,7 +71,7 @@ class Here:
 
     def answer(self, messages: Messages, on_text: Callable[[str], None]) -> tuple[str, list[str]]:
         done = self._llm.generate(
-            messages=messages, agent=self._agent, on_event=lambda event: on_text(event.text), **self._options
+            messages=messages, agent=self._agent, on_event=lambda event: print_answer(event, on_text), **self._options
         )
         return done.text, [speed(done), *(statistics(done) if self._stats else ())]
 

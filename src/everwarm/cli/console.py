@@ -3,12 +3,14 @@
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+from everwarm.events import Event, Reasoning, Text, ToolCallArguments, ToolCallEnd, ToolCallStart
 
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -21,6 +23,20 @@ class Report(Protocol):
     """Told (what is being done, bytes done, bytes in all if known)."""
 
     def __call__(self, stage: str, done: int, total: int | None) -> None: ...
+
+
+def print_answer(event: Event, print_text: Callable[[str], None]) -> None:
+    """What has come of an answer. Reasoning and tool calls are talk, not results."""
+    for part in event.content:
+        match part:
+            case Text():
+                print_text(part.text)
+            case Reasoning() | ToolCallArguments():
+                err.print(part.text, end="", style="dim", markup=False)
+            case ToolCallStart():
+                err.print(f"\ncalls {part.name} ", end="", style="dim", markup=False)
+            case ToolCallEnd():
+                err.print()
 
 
 def print_json(value: Any) -> None:

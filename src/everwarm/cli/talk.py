@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from everwarm.cli.console import err, out, print_json
+from everwarm.cli.console import err, out, print_answer, print_json
 from everwarm.cli.loading import loaded
 from everwarm.cli.options import (
     Agent,
@@ -143,7 +143,7 @@ def _read_stdin() -> str:
 
 
 def _print_text(event: "Event") -> None:
-    print(event.text, end="", flush=True)
+    print_answer(event, lambda text: print(text, end="", flush=True))
 
 
 def speed(completion: "Completion") -> str:

@@ -192,6 +192,8 @@ class Generation:
             raise stopped.error
         if self._cancelled.is_set():
             raise CancelledError("cancelled")
+        if output.answer.calls:
+            receipt.tool_format = output.answer.calls[0].format or None
         usage = Usage(receipt.prompt_tokens, receipt.cached_tokens, len(output.tokens), output.reasoning_tokens)
         if computation.turn is not None and request.keep:
             self._commit(computation.turn, computation.prompt, output, usage)

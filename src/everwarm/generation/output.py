@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from everwarm.engine.sampler import SampledToken
-from everwarm.events import Answer, Content, Event, FinishReason, Reasoning
+from everwarm.events import Answer, Content, Event, FinishReason, Reasoning, ToolCallEnd
 from everwarm.generation.request import Request
 from everwarm.text.detokenizer import Detokenizer
 from everwarm.text.stop import StopMatcher
@@ -54,6 +54,7 @@ class Output:
         self._parser = request.parser()
         known = tokenizer.special_tokens
         self._controls = {known[name]: name for name in self._parser.control_tokens if name in known}
+        self._called_enough = False  # the answer has all the calls that the request takes
         self._reasons = False  # the answer is inside reasoning
         self._queue, self._stopped = queue, stopped
         self._ended = False
@@ -77,6 +78,8 @@ class Output:
         if last:
             text += self._held_text()
         content = self._content(text, control, last)
+        if self._called_enough:
+            last = ends = True
         if last:
             self.finish_reason = "length" if not ends else "stop"
             if ends and self.answer.calls and matcher.matched is None:
@@ -100,13 +103,23 @@ class Output:
         content = tuple(parser.feed(text)) if text else ()
         if control is not None:
             content += tuple(parser.control(control))
-        if last:
+        if (end := self._last_call(content)) is not None:
+            content, self._called_enough = content[: end + 1], True
+        elif last:
             content += tuple(parser.finish())
         if content:
             self.answer.add(content)
             self._reasons = isinstance(content[-1], Reasoning)
         self.reasoning_tokens += self._reasons
         return content
+
+    def _last_call(self, content: tuple[Content, ...]) -> int | None:
+        """Where the last call ends that the request takes, if it does."""
+        most = self._request.most_calls
+        if most is None:
+            return None
+        ends = (at for at, part in enumerate(content) if isinstance(part, ToolCallEnd) and part.index == most - 1)
+        return next(ends, None)
 
     def end(self, error: BaseException | None) -> None:
         """The engine has let go of the sequence."""

@@ -42,5 +42,6 @@ class Request:
     constraint: Callable[[], Constraint] | None = None  # makes one: it has the state of one choice
     drafter: Drafter | None = None
     parser: Callable[[], OutputParser] = PlainText  # makes one: it has the state of one choice
+    most_calls: int | None = None  # the answer ends with so many tool calls
     point: Point | None = None
     choice: int = 0

@@ -52,6 +52,9 @@ class Receipt:
     saved_bytes: int = 0
     save_s: float = 0.0  # from the last token until the turn was safe
     error: str | None = None  # why it was not saved
+    tool_format: str | None = (
+        None  # how the calls of the answer were written: a format of `--tool-parser`, or `lenient`
+    )
 
     def explain(self, why: Why) -> None:
         self.cause, self.reason = why.cause, why.text

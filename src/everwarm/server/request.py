@@ -8,9 +8,9 @@ from typing import Annotated, Any
 from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field
 
-from everwarm.llm import LLM
 from everwarm.server.errors import ApiError
 from everwarm.server.keys import CALLER
+from everwarm.text.tool_calls.choice import ToolChoice
 
 Json = dict[str, Any]
 
@@ -54,16 +54,35 @@ def template_text(content: object, where: str) -> str | list[Json] | None:
     return [{"type": "text", "text": part["text"]} for part in content]
 
 
-def template_tools(llm: LLM, tools: Sequence[Json] | None) -> Sequence[Json] | None:
-    """Tools in OpenAI's form. Raises ApiError 400 if the model's template does not read tools: a model can't call what
-    it does not see.
-    """
+def template_tools(tools: Sequence[Json] | None) -> Sequence[Json] | None:
+    """Tools in OpenAI's form. Raises ApiError 400 for what is no function with a name."""
     if not tools:
         return None
     for number, tool in enumerate(tools):
         function = tool.get("function") if tool.get("type") == "function" else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
             raise ApiError(400, f"tools.{number}: only functions with a name are supported")
-    if "tools" not in llm.template.variables(tools=True):
-        raise ApiError(400, "tools: this model's chat template does not read them; use a model that was made for tools")
-    return tools
+        if not isinstance(function.get("parameters") or {}, dict):
+            raise ApiError(400, f"tools.{number}.function.parameters: expected a JSON schema, an object")
+    return [_plain_tool(tool) for tool in tools]
+
+
+def _plain_tool(tool: Json) -> Json:
+    """With all that templates read: some fail where a description or parameters are missing."""
+    function = tool["function"]
+    parameters = function.get("parameters") or {"type": "object", "properties": {}}
+    return {
+        **tool,
+        "function": {**function, "description": function.get("description") or "", "parameters": parameters},
+    }
+
+
+def check_choice(choice: ToolChoice, tools: Sequence[Json] | None) -> ToolChoice:
+    """Raises ApiError 400 if nothing that was offered could fulfil it."""
+    names = [tool["function"]["name"] for tool in tools or ()]
+    if choice.mode == "required" and not names:
+        raise ApiError(400, "tool_choice: a call is required, but tools is empty; send at least one tool")
+    for name in choice.names:
+        if name not in names:
+            raise ApiError(400, f"tool_choice: {name[:100]!r} is not among the tools; send it in tools")
+    return choice

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from everwarm.server.leaving import unless_it_leaves
-from everwarm.server.openai.content import chat_message
+from everwarm.server.openai.content import chat_messages
 from everwarm.server.request import Json, template_tools
 from everwarm.server.serving import Serving
 
@@ -46,8 +46,7 @@ def router(serving: Serving) -> APIRouter:
         def encode() -> list[int]:
             if body.messages is None:
                 return llm.tokenize(body.text or "", special=body.special)
-            messages = [chat_message(message, f"messages.{number}") for number, message in enumerate(body.messages)]
-            segments, add_bos = llm.segments(messages=messages, tools=template_tools(llm, body.tools))
+            segments, add_bos = llm.segments(messages=chat_messages(body.messages), tools=template_tools(body.tools))
             return llm.tokenizer.encode(segments, add_bos=add_bos)
 
         ids = await unless_it_leaves(request, serving.texts.work(request, encode))

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from everwarm.errors import TemplateError
-from everwarm.text.template.dialect import DEPTH_LIMIT, Dialect, Message
+from everwarm.text.template.dialect import DEPTH_LIMIT, Dialect, Message, ToolSupport
 from everwarm.text.template.meter import Limits, Meter, Refused, running
 from everwarm.text.template.sandbox import Program, one_line
 from everwarm.text.template.tokens import ControlTokens, Guard
@@ -104,6 +104,14 @@ class ChatTemplate:
     def variables(self, *, tools: bool = False) -> frozenset[str]:
         """Names that the template reads: says whether `tools`, `documents` or `enable_thinking` have any effect."""
         return self._template(self._choose(tools=tools)).program.variables
+
+    def source(self, *, tools: bool = False) -> str:
+        """The template itself."""
+        return self._sources[self._choose(tools=tools)]
+
+    def tool_support(self) -> ToolSupport:
+        """What becomes of tools in it."""
+        return self._template(self._choose(tools=True)).dialect.tools
 
     def _choose(self, *, tools: bool) -> str:
         return TOOL_USE if tools and TOOL_USE in self._sources else next(iter(self._sources))

@@ -1,18 +1,20 @@
 """Anthropic's messages and tools in the form that chat templates read, which is OpenAI's.
 
 A turn of the user becomes one message for each tool result and one for the text between them. A turn of the assistant
-becomes one message with its text and its tool calls. Consecutive turns of one role are joined.
+becomes one message with its text, its reasoning and its tool calls. Consecutive turns of one role are joined. Thinking
+that another model has written is reasoning as any other; its signature is not looked at.
 """
 
 from collections.abc import Sequence
 
 from everwarm.server.errors import ApiError
 from everwarm.server.request import Json, template_text
+from everwarm.text.tool_calls.choice import ToolChoice
 
 _OF_ROLE = {
     "system": ("text",),
     "user": ("text", "tool_result"),
-    "assistant": ("text", "tool_use"),
+    "assistant": ("text", "tool_use", "thinking", "redacted_thinking"),
 }
 """Which blocks a turn may have, by role."""
 
@@ -52,6 +54,21 @@ def chat_tools(tools: Sequence[Json] | None) -> list[Json] | None:
         }
         out.append({"type": "function", "function": function})
     return out
+
+
+def tool_choice(choice: Json | None) -> ToolChoice:
+    """`tool_choice` as all APIs have it."""
+    if choice is None:
+        return ToolChoice()
+    kind, name = choice.get("type"), choice.get("name")
+    parallel = not choice.get("disable_parallel_tool_use")
+    if kind in ("auto", "none"):
+        return ToolChoice(kind, (), parallel)
+    if kind == "any":
+        return ToolChoice("required", (), parallel)
+    if kind == "tool" and isinstance(name, str):
+        return ToolChoice("required", (name,), parallel)
+    raise ApiError(400, f"tool_choice: expected auto, any, none, or tool with a name, found {_shown(kind)}")
 
 
 def _turns(messages: Sequence[Json]) -> list[tuple[str, list[tuple[str, Json]]]]:
@@ -94,7 +111,12 @@ def _assistant(blocks: list[tuple[str, Json]], names: dict[str, str]) -> Json:
         names[id_] = name
         calls.append({"id": id_, "type": "function", "function": {"name": name, "arguments": given}})
     content = template_text(texts, blocks[0][0]) if texts else None if calls else ""
-    return {"role": "assistant", "content": content} | ({"tool_calls": calls} if calls else {})
+    thoughts = [block["thinking"] for _, block in blocks if isinstance(block.get("thinking"), str)]
+    return (
+        {"role": "assistant", "content": content}
+        | ({"reasoning_content": "\n".join(thoughts)} if any(thoughts) else {})
+        | ({"tool_calls": calls} if calls else {})
+    )
 
 
 def _user(role: str, blocks: list[tuple[str, Json]], names: dict[str, str]) -> list[Json]:

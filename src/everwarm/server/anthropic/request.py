@@ -8,9 +8,10 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from everwarm.llm import LLM
-from everwarm.server.anthropic.content import chat_messages, chat_tools
-from everwarm.server.request import Extension, Json, template_tools
+from everwarm.server.anthropic.content import chat_messages, chat_tools, tool_choice
+from everwarm.server.errors import ApiError
+from everwarm.server.request import Extension, Json, check_choice, template_tools
+from everwarm.text.reasoning import Thinking
 
 IGNORED = frozenset(
     {"cache_control", "service_tier", "inference_geo", "speed", "diagnostics", "user_profile_id", "workspace_id"}
@@ -40,18 +41,30 @@ class CountRequest(BaseModel):
         unknown = {name for name, value in (self.model_extra or {}).items() if value is not None} - IGNORED
         if unknown:
             raise ValueError(f"{', '.join(sorted(unknown))[:200]}: not supported")
-        if self.tool_choice is not None and self.tool_choice.get("type") not in ("auto", "none"):
-            raise ValueError("tool_choice: only auto and none are supported")
-        if self.thinking is not None and self.thinking.get("type") != "disabled":
-            raise ValueError("thinking: not supported; leave it out, or set its type to disabled")
         if set(self.output_config or ()) - {"effort"}:
-            raise ValueError("output_config: only effort is accepted (and has no effect)")
+            raise ValueError("output_config: only effort is supported")
         return self
 
-    def chat(self, llm: LLM) -> Json:
+    def chat(self) -> Json:
         """What the chat template gets. Raises ApiError."""
-        tools = None if self.tool_choice == {"type": "none"} else template_tools(llm, chat_tools(self.tools))
-        return {"messages": chat_messages(self.system, self.messages), "tools": tools}
+        tools = template_tools(chat_tools(self.tools))
+        return {
+            "messages": chat_messages(self.system, self.messages),
+            "tools": tools,
+            "tool_choice": check_choice(tool_choice(self.tool_choice), tools),
+            "thinking": self._thinking(),
+        }
+
+    def _thinking(self) -> Thinking:
+        """Anthropic's models think only if they are asked to."""
+        asked, effort = self.thinking or {}, (self.output_config or {}).get("effort")
+        kind, budget = asked.get("type", "disabled"), asked.get("budget_tokens")
+        if kind not in ("enabled", "adaptive", "disabled"):
+            raise ApiError(400, f"thinking.type: expected enabled, adaptive or disabled, found {str(kind)[:50]!r}")
+        if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int) or budget < 1):
+            raise ApiError(400, "thinking.budget_tokens: expected a number of tokens, at least 1")
+        on = kind != "disabled"
+        return Thinking(on, str(effort) if on and effort is not None else None, budget if kind == "enabled" else None)
 
 
 class MessagesRequest(CountRequest):

@@ -23,7 +23,7 @@ def router(serving: Serving) -> APIRouter:
         tenant, agent = tenant_of(request), agent_of(request) or body.everwarm.agent
         group = (body.metadata.user_id or "") if body.metadata and not agent else ""
         options = body.options() | {"agent": agent, "tenant": tenant, "group": group, "context": serving.context}
-        start = serving.texts.work(request, lambda: llm.start(**body.chat(llm), **options))
+        start = serving.texts.work(request, lambda: llm.start(**body.chat(), **options))
         active = ActiveRequest(serving, request, [await unless_it_leaves(request, start)], agent or "", tenant)
         wire = MessageWire(serving.name, body.max_tokens, kept=body.everwarm.cache)
         return await respond(request, active, wire, bool(body.stream))
@@ -31,7 +31,7 @@ def router(serving: Serving) -> APIRouter:
     @api.post("/v1/messages/count_tokens")
     async def count_tokens(body: CountRequest, request: Request) -> Json:
         def count() -> int:
-            segments, add_bos = llm.segments(**body.chat(llm))
+            segments, add_bos = llm.segments(**body.chat())
             return len(llm.tokenizer.encode(segments, add_bos=add_bos))
 
         return {"input_tokens": await unless_it_leaves(request, serving.texts.work(request, count))}

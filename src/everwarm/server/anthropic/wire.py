@@ -134,10 +134,17 @@ class MessageWire:
 def _input(arguments: str) -> Json:
     """The arguments of a call, as an object. Text that is none, because it was cut off, is kept inside one."""
     try:
-        parsed = json.loads(arguments or "{}")
-    except ValueError:
+        parsed = json.loads(arguments or "{}", parse_constant=_refuse)
+        if "\\u" in arguments:  # an escape may spell half a character, which can't be sent
+            parsed = json.loads(json.dumps(parsed, ensure_ascii=False).encode("utf-8", "replace"))
+    except (ValueError, RecursionError):
         parsed = None
     return parsed if isinstance(parsed, dict) else {"INVALID_JSON": arguments}
+
+
+def _refuse(constant: str) -> None:
+    """NaN and infinity are no JSON: clients could not read the answer."""
+    raise ValueError(constant)
 
 
 def _event(kind: str, **fields: object) -> ServerEvent:

@@ -10,11 +10,12 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from everwarm.server.errors import ApiError
 from everwarm.server.request import Extension, Json
+from everwarm.text.reasoning import Thinking
 
 IGNORED = frozenset(
     {
-        "user", "metadata", "store", "service_tier", "parallel_tool_calls", "safety_identifier", "verbosity",
-        "prediction", "reasoning_effort", "prompt_cache_retention",
+        "user", "metadata", "store", "service_tier", "safety_identifier", "verbosity", "prediction",
+        "prompt_cache_retention",
     }
 )  # fmt: skip
 """Fields that are accepted and have no effect on the answer of a local model."""
@@ -94,18 +95,25 @@ class ChatRequest(GenerationRequest):
     top_logprobs: int | None = Field(None, ge=0, le=20)
     tools: Annotated[list[Json], Field(fail_fast=True)] | None = None
     tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Annotated[str | None, Field(max_length=32)] = None
+    reasoning_budget: int | None = Field(None, ge=-1)  # tokens; -1: no limit (llama.cpp's name)
+    chat_template_kwargs: Json | None = None
     response_format: Json | None = None
     modalities: Annotated[list[str], Field(fail_fast=True)] | None = None
 
     @model_validator(mode="after")
     def _supported(self) -> "ChatRequest":
-        if self.tool_choice not in (None, "auto", "none"):
-            raise ValueError("tool_choice: only auto and none are supported")
         if self.response_format is not None and self.response_format.get("type") != "text":
             raise ValueError("response_format: only text is supported")
         if self.modalities not in (None, ["text"]):
             raise ValueError("modalities: only text is supported")
         return self
+
+    @property
+    def thinking(self) -> Thinking:
+        budget = self.reasoning_budget if self.reasoning_budget != -1 else None
+        return Thinking(None if self.reasoning_effort is None else True, self.reasoning_effort, budget)
 
 
 class CompletionRequest(GenerationRequest):

@@ -11,10 +11,10 @@ from everwarm.llm import DEFAULT_MAX_TOKENS, Generation
 from everwarm.server.active_request import ActiveRequest
 from everwarm.server.errors import ApiError
 from everwarm.server.leaving import unless_it_leaves
-from everwarm.server.openai.content import chat_message
+from everwarm.server.openai.content import chat_messages, tool_choice
 from everwarm.server.openai.request import ChatRequest, CompletionRequest, EmbeddingRequest, GenerationRequest
 from everwarm.server.openai.wire import ChatWire, TextWire
-from everwarm.server.request import Json, agent_of, template_tools, tenant_of
+from everwarm.server.request import Json, agent_of, check_choice, template_tools, tenant_of
 from everwarm.server.response import respond
 from everwarm.server.serving import Serving
 from everwarm.server.wire import Wire
@@ -44,9 +44,14 @@ def router(serving: Serving) -> APIRouter:
         }
 
         def prompt() -> Json:
-            messages = [chat_message(message, f"messages.{number}") for number, message in enumerate(body.messages)]
-            tools = template_tools(serving.llm, body.tools) if body.tool_choice != "none" else None
-            return {"messages": messages, "tools": tools}
+            tools = template_tools(body.tools)
+            return {
+                "messages": chat_messages(body.messages),
+                "tools": tools,
+                "tool_choice": check_choice(tool_choice(body.tool_choice, body.parallel_tool_calls), tools),
+                "thinking": body.thinking,
+                "template_variables": body.chat_template_kwargs,
+            }
 
         wire = ChatWire(serving, body.n or 1, logprobs=bool(body.logprobs), usage=body.wants_usage)
         return await _answer(serving, request, body, options, prompt, wire)

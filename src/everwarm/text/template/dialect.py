@@ -7,9 +7,12 @@ differ in three ways that no metadata tells, so each is tried once, with a word 
 - arguments of tool calls as an object or as JSON text (clients send text, most templates expect an object);
 - content of a message that only calls tools: null, or an empty text.
 
+It also finds out what becomes of tools (`ToolSupport`), and whether ids of calls must be short.
+
 Invariant: content that a template understands is passed as it is; arguments are objects wherever that works.
 """
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -25,7 +28,8 @@ Try = Callable[[list[Message], list[Any] | None], str | None]
 """Renders messages and tools; None if the template raises."""
 
 _WORD = "Quokka"
-_TOOL = {
+_RESULT = "Found"
+_TOOL: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "look_up",
@@ -39,6 +43,20 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")
 """Names under which clients send reasoning; templates read the first or the second."""
 
 
+_LONG_ID = "call_0123456789abcdef"
+_SHORT_ID = "call00001"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSupport:
+    """What a template does with tools. What it leaves out, the model never sees."""
+
+    lists_tools: bool  # it shows the tools that are offered
+    writes_calls: bool  # it shows calls of earlier turns
+    writes_results: bool  # it shows what tools have answered
+    takes_system: bool  # it takes messages of the system
+
+
 @dataclass(frozen=True, slots=True)
 class Dialect:
     """How a template reads messages. Roles that are in neither set get text."""
@@ -47,6 +65,8 @@ class Dialect:
     takes_parts: frozenset[str]
     takes_object_arguments: bool
     takes_null_content: bool
+    takes_any_call_id: bool
+    tools: ToolSupport
 
     @classmethod
     def of(cls, attempt: Try) -> "Dialect":
@@ -70,11 +90,25 @@ class Dialect:
             "assistant": _forms(attempt, lambda content: [hello, _message("assistant", content), hello]),
             "tool": _forms(attempt, lambda content: [hello, *_tool_turn(form, calling, content)]),
         }
+        with_long_id = attempt([hello, *_tool_turn(form, calling, id_=_LONG_ID)], [_TOOL])
+        with_short_id = attempt([hello, *_tool_turn(form, calling)], [_TOOL])
+        name = _TOOL["function"]["name"]
+        shown = attempt([hello], [_TOOL])
+        lists = shown is not None and name in shown
+        support = ToolSupport(
+            lists_tools=lists,
+            writes_calls=_says(with_short_id),
+            # A template that knows no tools may still write a role of any name: its model has never seen that.
+            writes_results=(lists or _says(with_short_id)) and _RESULT in str(with_short_id),
+            takes_system=bool(takes["system"]),
+        )
         return cls(
             takes_text=frozenset(role for role, forms in takes.items() if forms != {"parts"}),
             takes_parts=frozenset(role for role, forms in takes.items() if "parts" in forms),
             takes_object_arguments=object_arguments,
             takes_null_content=null_content,
+            takes_any_call_id=with_long_id is not None or with_short_id is None,
+            tools=support,
         )
 
     def adapt(self, messages: list[Message]) -> list[Message]:
@@ -99,10 +133,20 @@ class Dialect:
         calls = message.get("tool_calls")
         if isinstance(calls, list):
             changed["tool_calls"] = [self._adapted_call(call) for call in calls]
+        if isinstance(message.get("tool_call_id"), str):
+            changed["tool_call_id"] = self._adapted_id(message["tool_call_id"])
         return changed
+
+    def _adapted_id(self, id_: str) -> str:
+        """Mistral's templates take nine letters and digits, and clients send histories of other models."""
+        if self.takes_any_call_id or (len(id_) == len(_SHORT_ID) and id_.isalnum()):
+            return id_
+        return hashlib.sha256(id_.encode("utf-8", "surrogatepass")).hexdigest()[: len(_SHORT_ID)]
 
     def _adapted_call(self, call: Any) -> Any:
         function = call.get("function") if isinstance(call, Mapping) else None
+        if isinstance(function, Mapping) and isinstance(call.get("id"), str):
+            call = {**call, "id": self._adapted_id(call["id"])}
         if not isinstance(function, Mapping) or "arguments" not in function:
             return call
         arguments = function["arguments"]
@@ -121,11 +165,11 @@ def _part(text: str) -> dict[str, str]:
     return {"type": "text", "text": text}
 
 
-def _tool_turn(arguments: Any, content: Any, result: Any = "Found") -> list[Message]:
-    call = {"id": "call00001", "type": "function", "function": {"name": "look_up", "arguments": arguments}}
+def _tool_turn(arguments: Any, content: Any, result: Any = _RESULT, id_: str = _SHORT_ID) -> list[Message]:
+    call = {"id": id_, "type": "function", "function": {"name": "look_up", "arguments": arguments}}
     return [
         {"role": "assistant", "content": content, "tool_calls": [call]},
-        {"role": "tool", "content": result, "tool_call_id": "call00001", "name": "look_up"},
+        {"role": "tool", "content": result, "tool_call_id": id_, "name": "look_up"},
     ]
 
 

@@ -18,15 +18,17 @@ from everwarm.llm import Generation, Point
 from everwarm.server.active_request import ActiveRequest
 from everwarm.server.errors import ApiError
 from everwarm.server.leaving import unless_it_leaves
+from everwarm.server.openai.content import tool_choice
 from everwarm.server.openai.responses import output
 from everwarm.server.openai.responses.items import Tools, messages_of, tools_of
 from everwarm.server.openai.responses.output import ItemIds, new_id
 from everwarm.server.openai.responses.request import ResponsesRequest
 from everwarm.server.openai.responses.wire import ResponsesWire
-from everwarm.server.request import Json, agent_of, template_tools, tenant_of
+from everwarm.server.request import Json, agent_of, check_choice, template_tools, tenant_of
 from everwarm.server.response import respond
 from everwarm.server.seals import Seals
 from everwarm.server.serving import Serving
+from everwarm.text.reasoning import Thinking
 
 PREFIX = "resp_"
 
@@ -124,10 +126,14 @@ async def _create(
             }
 
         system = [{"role": "system", "content": body.instructions}] if body.instructions is not None else []
-        offered = template_tools(serving.llm, tools.offered) if body.tool_choice != "none" else None
+        offered = template_tools(tools.offered)
+        choice = check_choice(tool_choice(body.tool_choice, body.parallel_tool_calls), offered)
+        effort = body.reasoning.effort if body.reasoning else None
         return serving.llm.start(
             messages=[*system, *messages],
             tools=offered,
+            tool_choice=choice,
+            thinking=Thinking(None if effort is None else True, effort, None),
             max_tokens=body.max_output_tokens or serving.context,
             agent=response_id if stored else agent,
             group="" if stored or agent else body.prompt_cache_key or "",
