@@ -383,7 +383,7 @@ def test_a_full_context_ends_the_answer_as_length(tmp_path: Path) -> None:
         ({"messages": [{"role": "wizard", "content": "Hi"}]}, "messages.0.role"),
         ({"tools": [{"type": "retrieval"}]}, "tools.0"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
         ({"logit_bias": {"word": 1}}, "logit_bias"),
         ({"logit_bias": {"100000": 1}}, "100000"),
         ({"extra_body": {"speak": True}}, "speak"),

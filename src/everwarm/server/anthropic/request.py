@@ -8,9 +8,12 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from everwarm.errors import RequestError
 from everwarm.llm import LLM
 from everwarm.server.anthropic.content import chat_messages, chat_tools
 from everwarm.server.request import Extension, Json, template_tools
+from everwarm.structured.asked import response_format
+from everwarm.structured.grammar import Grammar
 
 IGNORED = frozenset(
     {"cache_control", "service_tier", "inference_geo", "speed", "diagnostics", "user_profile_id", "workspace_id"}
@@ -34,6 +37,7 @@ class CountRequest(BaseModel):
     tool_choice: Json | None = None
     thinking: Json | None = None
     output_config: Json | None = None
+    output_format: Json | None = None
 
     @model_validator(mode="after")
     def _supported(self) -> "CountRequest":
@@ -44,8 +48,8 @@ class CountRequest(BaseModel):
             raise ValueError("tool_choice: only auto and none are supported")
         if self.thinking is not None and self.thinking.get("type") != "disabled":
             raise ValueError("thinking: not supported; leave it out, or set its type to disabled")
-        if set(self.output_config or ()) - {"effort"}:
-            raise ValueError("output_config: only effort is accepted (and has no effect)")
+        if set(self.output_config or ()) - {"effort", "format"}:
+            raise ValueError("output_config: only format and effort (which has no effect) are accepted")
         return self
 
     def chat(self, llm: LLM) -> Json:
@@ -65,6 +69,19 @@ class MessagesRequest(CountRequest):
     stream: bool | None = False
     metadata: Metadata | None = None
     everwarm: Extension = Extension()
+
+    @property
+    def asks_for_grammar(self) -> bool:
+        return self.output_format is not None or (self.output_config or {}).get("format") is not None
+
+    def asked_grammar(self) -> Grammar | None:
+        """What the answer must follow. Raises RequestError."""
+        inner = (self.output_config or {}).get("format")
+        if inner is not None and self.output_format is not None:
+            raise RequestError("output_config.format and output_format: an answer can follow only one of them")
+        if inner is not None:
+            return response_format(inner, "output_config.format")
+        return response_format(self.output_format, "output_format")
 
     def options(self) -> Json:
         """Arguments of `LLM.start`."""
