@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from everwarm.engine.processors import Bitmask, packed
 from everwarm.events import Content, Reasoning, Text, ToolCallArguments, ToolCallEnd, ToolCallStart
 
 ANSWER = '<think>hm, ä?</think>Let me see. <call>add {"a": 1, "b": [2]}</call> and <call>now {}</call>'
@@ -107,10 +107,10 @@ class Says:
     def __init__(self, ids: Sequence[int], vocab_size: int) -> None:
         self._ids, self._vocab_size, self._at = ids, vocab_size, 0
 
-    def mask(self) -> npt.NDArray[np.bool_]:
+    def mask(self) -> Bitmask:
         allowed = np.zeros(self._vocab_size, np.bool_)
         allowed[self._ids[min(self._at, len(self._ids) - 1)]] = True
-        return allowed
+        return packed(allowed)
 
     def advance(self, token: int) -> None:
         self._at += 1

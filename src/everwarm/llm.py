@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -66,6 +66,9 @@ from everwarm.weights.memory import Buffers, available_bytes
 from everwarm.weights.pack.file import Pack
 from everwarm.weights.pack.identity import pack_was_touched, remember_pack, weights_id
 from everwarm.weights.pack.source import FileSource, PackSource, Source, packed_source
+
+if TYPE_CHECKING:
+    from everwarm.structured.grammars import Grammars
 
 __all__ = ["LLM", "Completion", "End", "Event", "Generation", "Message", "Point", "WeightUse", "load"]
 
@@ -173,6 +176,7 @@ class LLM:
         self._opening = threading.Lock()
         self._chat: ChatFormat | TemplateError | None = None
         self._long_texts: Line[None] = Line()
+        self._grammars: Grammars | None = None
         self.control_ids = frozenset(self.tokenizer.special_tokens.values())
 
     def close(self) -> None:
@@ -181,6 +185,8 @@ class LLM:
             self._engine.close()
         if self._agents is not None:
             _close(self._agents)
+        if self._grammars is not None:
+            self._grammars.close()
         if self._check is not None:
             self._check.join()
         self.weights.close()
@@ -283,6 +289,25 @@ class LLM:
             if self._engine is None:
                 self._engine = Engine(self.model)
             return self._engine
+
+    @property
+    def grammars(self) -> "Grammars":
+        """Compiled grammars, which make constraints. Made at its first use: few answers have to follow a grammar."""
+        from everwarm.structured.grammars import Grammars
+
+        with self._opening:
+            if self._closing.is_set():
+                raise RequestError("the model is closed: load it again")
+            if self._grammars is None:
+                self._grammars = Grammars(self.tokenizer)
+            return self._grammars
+
+    def _constraint(self, **given: object) -> Callable[[], Constraint]:
+        from everwarm.structured.asked import asked_grammar
+
+        asked = asked_grammar(**given)
+        assert asked is not None
+        return self.grammars.constraint(asked)
 
     @property
     def waiting(self) -> int:
@@ -415,6 +440,9 @@ class LLM:
         keep: bool = True,
         context: int | None = None,
         priority: int = 0,
+        schema: object = None,
+        regex: str | None = None,
+        grammar: str | None = None,
         constraint: Callable[[], Constraint] | None = None,
         drafter: Drafter | None = None,
         parser: Callable[[], OutputParser] | None = None,
@@ -423,14 +451,20 @@ class LLM:
     ) -> Generation:
         """A generation that can be cancelled; it begins when its events are asked for. `context` is a limit on prompt
         and answer below the model's own. Without `keep` the answer is not kept. Without `cache` everything is computed
-        and nothing is kept. `constraint` makes what says which tokens may follow, with the state of one answer; it
-        runs on the engine's thread. What `drafter` proposes is verified in one step: the answer is the same, it comes
-        sooner if the draft is right. `parser` makes what tells text, reasoning and tool calls apart; by default the
-        chat template decides for messages, and all is text for prompts. `template_variables` are for the chat
-        template. With `point` the answer becomes a point of a history under the agent's name. `sampling` takes the
-        fields of `everwarm.engine.sampling.Sampling`. A second turn of the same agent waits for the first.
+        and nothing is kept. The answer is JSON that is valid under `schema`, or matches `regex`, or follows `grammar`
+        (GBNF or Lark): at most one of them. `constraint` is for any other rule: it makes what says which tokens may
+        follow, with the state of one answer; it runs on the engine's thread. What `drafter` proposes is verified in one
+        step: the answer is the same, it comes sooner if the draft is right. `parser` makes what tells text, reasoning
+        and tool calls apart; by default the chat template decides for messages, and all is text for prompts.
+        `template_variables` are for the chat template. With `point` the answer becomes a point of a history under the
+        agent's name. `sampling` takes the fields of `everwarm.engine.sampling.Sampling`. A second turn of the same
+        agent waits for the first.
         """
         checked = self.check_options(max_tokens=max_tokens, stop=stop, **sampling)
+        if schema is not None or regex is not None or grammar is not None:
+            if constraint is not None:
+                raise RequestError("give either a constraint or one of schema, regex and grammar")
+            constraint = self._constraint(schema=schema, regex=regex, grammar=grammar)
         if sum(source is not None for source in (prompt, messages, tokens)) != 1:
             raise RequestError("give exactly one of prompt, messages and tokens")
         if agent is not None:

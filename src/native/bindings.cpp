@@ -90,6 +90,16 @@ NB_MODULE(_native, m) {
       },
       "values"_a.noconvert(), "count"_a, "isa"_a = "",
       "Ids of the greatest values, greatest first, the smaller id first among equals; no NaN.");
+  m.def(
+      "forbid",
+      [](nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu> logits,
+         nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> allowed, const std::string& isa) {
+        if (logits.size() > INT32_MAX || allowed.size() < (logits.size() + 31) / 32)
+          refuse("forbid: " + text(allowed.size()) + " words of bits for " + text(logits.size()) + " logits");
+        return kernels_named(isa.empty() ? supported_isas()[0] : isa).forbid(logits.data(), int(logits.size()), allowed.data());
+      },
+      "logits"_a.noconvert(), "allowed"_a.noconvert(), "isa"_a = "",
+      "Set logits[i] to -infinity unless bit i % 32 of allowed[i / 32] is set. How many are allowed.");
 
   nb::class_<Form>(m, "Form")
       .def(nb::init<const std::string&, int, int>(), "kind"_a, "outputs"_a, "inputs"_a)

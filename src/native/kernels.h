@@ -65,6 +65,7 @@ enum class Activation { silu, gelu };  // gelu: by tanh, as models are trained w
   KERNEL(Summary, summarize, (const float* x, int count, float inverse_temperature))                                                  \
   KERNEL(int, draw, (const float* x, int count, float inverse_temperature, float greatest, double target))                            \
   KERNEL(int, greatest_ids, (const float* x, int count, int k, int32_t* ids))                                                         \
+  KERNEL(int, forbid, (float* x, int count, const uint32_t* allowed))                                                                 \
   KERNEL(double, integer_peak, (Pool&))                                                                                               \
   KERNEL(double, read_bandwidth, (Pool&, const uint8_t* memory, size_t size))
 // clang-format on

@@ -204,6 +204,29 @@ int draw(const float* x, int count, float inverse_temperature, float greatest, d
   return last;
 }
 
+// Set x[i] to -infinity unless bit i % 32 of allowed[i / 32] is set. Returns how many are allowed.
+int forbid(float* x, int count, const uint32_t* allowed) {
+  int left = 0;
+  for (int i = 0; i < count; i += 32) {
+    const int width = count - i < 32 ? count - i : 32;
+    const uint32_t inside = width == 32 ? ~0u : (1u << width) - 1, word = allowed[i / 32] & inside;
+    if (word == inside) {
+      left += width;
+      continue;
+    }
+    if (!word) {  // the usual case: a grammar leaves few of many tokens
+      for (int j = 0; j < width; j++) x[i + j] = -INFINITY;
+      continue;
+    }
+    for (int j = 0; j < width; j++) {
+      const bool set = word >> j & 1;
+      left += set;
+      if (!set) x[i + j] = -INFINITY;
+    }
+  }
+  return left;
+}
+
 // Ids of the k greatest, greatest first, the smaller id first among equals. NaN is never among them. Returns how many there are.
 int greatest_ids(const float* x, int count, int k, int32_t* ids) {
   const auto better = [x](int32_t a, int32_t b) { return x[a] > x[b] || (x[a] == x[b] && a < b); };

@@ -151,6 +151,20 @@ def test_chat_remembers_resets_and_exits(tiny: Path, home: Path) -> None:
     assert "unknown command /what" in result.stderr
 
 
+def test_an_answer_follows_a_schema(cli: Cli, tiny: Path, tmp_path: Path) -> None:
+    schema, broken = tmp_path / "schema.json", tmp_path / "broken.json"
+    schema.write_text('{"enum": [["ab"], {"c": null}]}')
+    broken.write_text("{")
+    code, out, _ = cli("generate", tiny, "--prompt", "Hi", "--max-tokens", 90, "--json-schema", schema)
+    assert code == 0
+    assert json.loads(out) in (["ab"], {"c": None})
+    code, _, err = cli("generate", tiny, "--prompt", "Hi", "--json-schema", broken)
+    assert (code, "broken.json: not JSON" in err) == (2, True)
+    schema.write_text('{"not": {}}')
+    code, _, err = cli("generate", tiny, "--prompt", "Hi", "--json-schema", schema)
+    assert (code, "not: not supported" in err) == (2, True)
+
+
 def run_as_person(arguments: list[str], stdin: bytes = b"", **environment: str) -> subprocess.CompletedProcess[bytes]:
     code = "from everwarm.cli import main; main()"
     return subprocess.run(

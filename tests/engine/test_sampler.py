@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from everwarm.engine.processors import packed
 from everwarm.engine.sampler import Sampler, keep, log_softmax, uniform
 from everwarm.engine.sampling import Sampling
 from everwarm.errors import RequestError
@@ -167,7 +168,8 @@ class Allowing:
         self.said: list[int] = []
 
     def mask(self) -> np.ndarray | None:
-        return self._allowed(self.said)
+        allowed = self._allowed(self.said)
+        return None if allowed is None else packed(allowed)
 
     def advance(self, token: int) -> None:
         self.said.append(token)

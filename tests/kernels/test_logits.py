@@ -1,12 +1,16 @@
 """What sampling asks of a row of logits, against NumPy; all instruction sets say the same."""
 
+from random import Random
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from everwarm.engine.processors import packed
 from everwarm.kernels import _native
+from everwarm.kernels.reference import ReferenceRows
 
 ISAS = _native.supported_isas()
 ROWS = hnp.arrays(np.float32, st.integers(1, 300), elements=st.floats(-50, 50, width=32))
@@ -41,6 +45,26 @@ def test_a_draw_is_where_the_cumulative_sum_passes_the_fraction(
     assert {_native.draw(row, temperature, fraction, isa) for isa in ISAS} == {drawn}
 
 
+@given(ROWS, st.randoms(use_true_random=False), st.sampled_from([0.0, 0.01, 0.5, 1.0]))
+def test_what_no_bit_allows_is_forbidden(row: np.ndarray, random: Random, share: float) -> None:
+    allowed = np.array([random.random() < share for _ in row], np.bool_)
+    bits = packed(allowed)
+    expected = np.where(allowed, row, np.float32(-np.inf))
+    for isa in ISAS:
+        found = row.copy()
+        assert _native.forbid(found, bits, isa) == allowed.sum()
+        assert found.tobytes() == expected.tobytes()
+    found = row.copy()
+    assert ReferenceRows().forbid(found, bits) == allowed.sum()
+    assert found.tobytes() == expected.tobytes()
+
+
+def test_bits_behind_the_vocabulary_mean_nothing() -> None:
+    row = np.ones(33, np.float32)
+    assert _native.forbid(row, np.array([0, 2**32 - 1, 2**32 - 1], np.uint32)) == 1
+    assert np.flatnonzero(np.isfinite(row)).tolist() == [32]
+
+
 def test_a_draw_never_takes_what_is_forbidden() -> None:
     row = np.full(40, -np.inf, np.float32)
     row[[3, 20]] = 1.0
@@ -67,5 +91,10 @@ def test_bad_arguments_are_refused() -> None:
     for count in (-1, 5):
         with pytest.raises(ValueError, match="greatest_ids"):
             _native.greatest_ids(row, count)
+    for words in (0, 3):  # 97 logits take 4 words
+        with pytest.raises(ValueError, match="forbid"):
+            _native.forbid(np.zeros(97, np.float32), np.zeros(words, np.uint32))
+    with pytest.raises(TypeError):
+        _native.forbid(row, np.zeros(1, np.uint8))  # type: ignore[arg-type]
     with pytest.raises(TypeError):
         _native.summarize(np.zeros(4), 1.0)  # type: ignore[arg-type]

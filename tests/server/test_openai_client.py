@@ -384,7 +384,7 @@ def test_a_full_context_ends_the_answer_as_length(tmp_path: Path) -> None:
         ({"tool_choice": "perhaps"}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "gone"}}}, "gone"),
         ({"extra_body": {"chat_template_kwargs": {"messages": []}}}, "chat_template_kwargs"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
         ({"logit_bias": {"word": 1}}, "logit_bias"),
         ({"logit_bias": {"100000": 1}}, "100000"),
         ({"extra_body": {"speak": True}}, "speak"),

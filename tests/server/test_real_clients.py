@@ -112,7 +112,7 @@ def test_roles_parts_and_what_is_refused(client: OpenAI) -> None:
     tool: Any = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
     assert said(ask(client, tools=[tool]))
     with pytest.raises(openai.BadRequestError, match="response_format"):
-        ask(client, response_format={"type": "json_object"})
+        ask(client, response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}})
     with pytest.raises(openai.BadRequestError) as long:
         ask(client, [{"role": "user", "content": "far too long " * 1000}])
     assert long.value.code == "context_length_exceeded"

@@ -49,6 +49,9 @@ def generate(
     seed: Seed = None,
     stop: Stop = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end token.")] = False,
+    json_schema: Annotated[
+        Path | None, typer.Option(help="JSON file with a schema: the answer is JSON that is valid under it.")
+    ] = None,
     stats: Stats = False,
     as_json: Json = False,
     *,
@@ -58,6 +61,8 @@ def generate(
     source = _source(prompt, messages, raw)
     if raw and special:
         source["special"] = True
+    if json_schema is not None:
+        source["schema"] = _read_json(json_schema)
     with loaded(model, settings) as llm:
         completion = llm.generate(
             **source,
@@ -117,13 +122,17 @@ def _source(prompt: str | None, messages: Path | None, raw: bool) -> dict[str, A
 
 
 def _read_messages(path: Path) -> list[dict[str, Any]]:
-    try:
-        messages = json.loads(_read_text(path))
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"{path}: not JSON: {error}") from None
+    messages = _read_json(path)
     if not isinstance(messages, list) or not messages or not all(isinstance(message, dict) for message in messages):
         raise RequestError(f'{path}: expected a list of messages such as [{{"role": "user", "content": "Hello"}}]')
     return messages
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(_read_text(path))
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"{path}: not JSON: {error}") from None
 
 
 def _read_text(path: Path) -> str:

@@ -4,7 +4,7 @@ A processor sees every token that was chosen (`advance`), and takes back those t
 so that its next `apply` depends on the accepted tokens alone.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -13,15 +13,21 @@ import numpy.typing as npt
 
 from everwarm.engine.sampling import Sampling
 from everwarm.errors import RequestError
+from everwarm.kernels.backend import RowOperations
 
 F32 = npt.NDArray[np.float32]
+Bitmask = npt.NDArray[np.uint32]
+"""A bit for each token of the vocabulary: token i may follow if bit i % 32 of word i // 32 is set."""
+
+MOST_FORCED = 16
+"""Tokens that a constraint leaves no choice about and that are computed in one step, at most."""
 
 
 class Constraint(Protocol):
-    """Which tokens may follow, for one choice: a grammar, a schema."""
+    """Which tokens may follow, for one choice: a grammar, a schema. All calls come from the engine's thread."""
 
-    def mask(self) -> npt.NDArray[np.bool_] | None:
-        """Booleans over the vocabulary; None: every token may follow."""
+    def mask(self) -> Bitmask | None:
+        """The tokens that may follow; None: every token may, and so after an end token."""
 
     def advance(self, token: int) -> None:
         """This token was chosen."""
@@ -97,22 +103,92 @@ class Bias:
 
 
 class Constrained:
-    """Only what a constraint allows."""
+    """Only what a constraint allows.
 
-    def __init__(self, constraint: Constraint) -> None:
+    Where the constraint leaves exactly one token, that token is forced. `forced` looks for such tokens ahead of those
+    that were chosen, so that the engine can compute several in one step; each is still chosen in its turn.
+    """
+
+    def __init__(self, constraint: Constraint, rows: RowOperations) -> None:
         self._constraint = constraint
-        self.advance, self.rollback = constraint.advance, constraint.rollback
+        self._rows = rows
+        self._ahead: deque[int] = deque()  # forced tokens: the constraint is past them, none was chosen yet
+        self._mask: Bitmask | None = None  # what may follow them
+        self._mask_is_known = False
 
     def apply(self, logits: F32) -> bool:
-        allowed = self._constraint.mask()
+        if self._ahead:
+            only = self._ahead[0]
+            kept = logits[only]
+            logits.fill(-np.inf)
+            logits[only] = kept
+            return True
+        allowed = self._next_mask()
         if allowed is None:
             return False
-        logits[~allowed] = -np.inf
+        self._rows.forbid(logits, allowed)
         return True
+
+    def forced(self) -> list[int]:
+        """The tokens that come next whatever the model says, at most `MOST_FORCED`."""
+        while len(self._ahead) < MOST_FORCED:
+            allowed = self._next_mask()
+            only = None if allowed is None else only_token(allowed)
+            if only is None:
+                break
+            self._step(only)
+            self._ahead.append(only)
+        return list(self._ahead)
+
+    def advance(self, token: int) -> None:
+        if self._ahead and self._ahead[0] == token:
+            self._ahead.popleft()
+            return
+        self._look_back()
+        self._step(token)
+
+    def rollback(self, count: int) -> None:
+        self._look_back()
+        self._constraint.rollback(count)
+        self._mask_is_known = False
+
+    def _next_mask(self) -> Bitmask | None:
+        if not self._mask_is_known:
+            self._mask = self._constraint.mask()
+            self._mask_is_known = True
+        return self._mask
+
+    def _step(self, token: int) -> None:
+        self._constraint.advance(token)
+        self._mask_is_known = False
+
+    def _look_back(self) -> None:
+        """Bring the constraint back to the tokens that were chosen."""
+        if self._ahead:
+            self._constraint.rollback(len(self._ahead))
+            self._ahead.clear()
+            self._mask_is_known = False
+
+
+def only_token(allowed: Bitmask) -> int | None:
+    """The token that a mask leaves, if it leaves exactly one."""
+    words = np.flatnonzero(allowed)
+    if len(words) != 1:
+        return None
+    word = int(allowed[words[0]])
+    return None if word & (word - 1) else 32 * int(words[0]) + word.bit_length() - 1
+
+
+def packed(allowed: npt.NDArray[np.bool_]) -> Bitmask:
+    """A boolean for each token, as a mask."""
+    words = np.zeros((len(allowed) + 31) // 32, "<u4")
+    bits = np.packbits(allowed, bitorder="little")
+    words.view(np.uint8)[: len(bits)] = bits
+    return words.astype(np.uint32, copy=False)
 
 
 def make_chain(
-    sampling: Sampling, prompt: Sequence[int], vocab_size: int, constraint: Constraint | None
+    sampling: Sampling, prompt: Sequence[int], vocab_size: int, constrained: Constrained | None
 ) -> list[Processor]:
     """Penalties, bias, constraint, in this order; those that would change nothing are left out."""
     chain: list[Processor] = []
@@ -120,6 +196,6 @@ def make_chain(
         chain.append(Penalties(sampling, prompt))
     if sampling.logit_bias:
         chain.append(Bias(dict(sampling.logit_bias), vocab_size))
-    if constraint is not None:
-        chain.append(Constrained(constraint))
+    if constrained is not None:
+        chain.append(constrained)
     return chain

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from everwarm.engine.processors import Constraint, make_chain
+from everwarm.engine.processors import Constrained, Constraint, make_chain
 from everwarm.engine.sampling import Sampling
 from everwarm.errors import ModelError, RequestError
 from everwarm.kernels.backend import RowOperations
@@ -50,7 +50,8 @@ class Sampler:
         self.sampling = sampling
         self.seed = secrets.randbits(64) if sampling.seed is None else sampling.seed
         self._rows = rows
-        self._processors = make_chain(sampling, prompt, vocab_size, constraint)
+        self._constrained = None if constraint is None else Constrained(constraint, rows)
+        self._processors = make_chain(sampling, prompt, vocab_size, self._constrained)
         self._count = 0  # tokens that were chosen
         self.spent_s = 0.0
 
@@ -60,6 +61,15 @@ class Sampler:
         sampled = self._sample(logits)
         self.spent_s += time.perf_counter() - started
         return sampled
+
+    def forced(self) -> list[int]:
+        """Tokens that `sample` is certain to choose next, because the constraint leaves no other."""
+        if self._constrained is None:
+            return []
+        started = time.perf_counter()
+        forced = self._constrained.forced()
+        self.spent_s += time.perf_counter() - started
+        return forced
 
     def rollback(self, count: int) -> None:
         """The last `count` tokens do not count, after all."""

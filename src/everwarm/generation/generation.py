@@ -8,7 +8,7 @@ An iterator that is not read to its end may be closed by the garbage collector, 
 closing it only puts a message into the engine's inbox; turn and memory are given back where the sequence ends.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
@@ -20,7 +20,7 @@ from everwarm.engine.sequence import Sequence
 from everwarm.errors import CancelledError
 from everwarm.events import End, Event, Failed, Usage
 from everwarm.generation.output import EventQueue, Output, Stopped, StopQueue
-from everwarm.generation.request import Request
+from everwarm.generation.request import Drafter, Request
 from everwarm.generation.runtime import Runtime
 from everwarm.kv.manifest import text_digests
 from everwarm.kv.receipt import Cause, Receipt, Why
@@ -170,8 +170,7 @@ class Generation:
         owner = turn or alone
         assert owner is not None
         sequence = Sequence(owner, room, list(ids), sampler, output)
-        if (drafter := request.drafter) is not None:
-            sequence.propose = lambda: drafter(sequence.tokens)
+        sequence.propose = proposer(sequence, constrained=constraint is not None, drafter=request.drafter)
         self._sequence = sequence  # from now on `cancel` reaches it
         if self._cancelled.is_set():
             raise CancelledError("cancelled")
@@ -249,6 +248,21 @@ class Generation:
             yield True
         finally:
             self._runtime.long_texts.leave(None)
+
+
+def proposer(sequence: Sequence, *, constrained: bool, drafter: Drafter | None) -> Callable[[], list[int]] | None:
+    """What drafts the next tokens of a sequence: those that a constraint forces, else those of the drafter."""
+    if not constrained:
+        return None if drafter is None else lambda: drafter(sequence.tokens)
+
+    def propose() -> list[int]:
+        try:
+            forced = sequence.sampler.forced()
+        except Exception:  # the sampler will fail in the same way, which ends this sequence and no other
+            return []
+        return forced if forced or drafter is None else drafter(sequence.tokens)
+
+    return propose
 
 
 def _check_length(ids: list[int], context: int, long: bool) -> None:

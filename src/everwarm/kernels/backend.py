@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
+U32 = npt.NDArray[np.uint32]
 Array = Any
 Weight = Any
 Affine = tuple[Weight, F32 | None]
@@ -173,6 +174,9 @@ class RowOperations(Protocol):
 
     def greatest_ids(self, values: F32, count: int) -> list[int]:
         """Ids of the greatest values, greatest first, the smaller id first among equals; no NaN."""
+
+    def forbid(self, logits: F32, allowed: U32) -> int:
+        """Set a logit to -inf, in place, unless its bit is set: bit i % 32 of word i // 32. How many are allowed."""
 
 
 class Backend(Protocol):

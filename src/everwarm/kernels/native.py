@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from everwarm.errors import ModelError
 from everwarm.kernels import _native
-from everwarm.kernels.backend import F32, U8, Affine, HostBlocks, KVShape, Rotary, RowOperations, Span
+from everwarm.kernels.backend import F32, U8, U32, Affine, HostBlocks, KVShape, Rotary, RowOperations, Span
 
 ALIGNMENT = 64
 VECTOR = "vector"
@@ -46,6 +46,9 @@ class NativeRows:
 
     def greatest_ids(self, values: F32, count: int) -> list[int]:
         return _native.greatest_ids(values, count)
+
+    def forbid(self, logits: F32, allowed: U32) -> int:
+        return _native.forbid(logits, allowed)
 
 
 class NativeBackend:

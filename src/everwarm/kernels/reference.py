@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from threadpoolctl import ThreadpoolController
 
-from everwarm.kernels.backend import F32, KV, U8, Affine, HostBlocks, KVShape, Rotary, RowOperations, Span
+from everwarm.kernels.backend import F32, KV, U8, U32, Affine, HostBlocks, KVShape, Rotary, RowOperations, Span
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -123,6 +123,11 @@ class ReferenceRows:
     def greatest_ids(self, values: F32, count: int) -> list[int]:
         ids: list[int] = np.argsort(-values, kind="stable")[:count].tolist()
         return ids
+
+    def forbid(self, logits: F32, allowed: U32) -> int:
+        bits = np.unpackbits(allowed.view(np.uint8), count=len(logits), bitorder="little").astype(np.bool_)
+        logits[~bits] = -np.inf
+        return int(bits.sum())
 
     def _weights(self, logits: F32, temperature: float) -> npt.NDArray[np.float64]:
         shifted = logits.astype(np.float64) - np.float64(logits.max())

@@ -131,7 +131,7 @@ def _described(app: FastAPI) -> dict[str, Any]:
     for path in _STREAMS:
         content = found["paths"][path]["post"]["responses"]["200"]["content"]
         content["application/json"]["schema"] = {"type": "object"}
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content["text/event-stream"] = {"schema": {}}  # events: some tools read them as objects, some as text
     exported = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
     found["paths"]["/v1/agents/{name}/export"]["post"]["responses"]["200"]["content"] = exported
     found["paths"]["/v1/agents/import"]["post"]["requestBody"] = {"required": True, "content": exported}

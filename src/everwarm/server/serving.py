@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from everwarm.generation.generation import RequestQueue
 from everwarm.llm import LLM, Generation
 from everwarm.server.errors import ApiError
+from everwarm.server.grammars import GrammarThreads
 from everwarm.server.keys import Keys
 from everwarm.server.texts import Texts
 from everwarm.waiting import Cancellation
@@ -87,6 +88,7 @@ class Serving:
         self.keys = keys or Keys({})
         self._threads = ThreadPoolExecutor(self.limits.most_queued, "everwarm-request")
         self.texts = Texts()
+        self.grammars = GrammarThreads(llm)
         self._running: set[Generation] = set()
         self._lock = threading.Lock()
 
@@ -160,6 +162,7 @@ class Serving:
 
     def close(self) -> None:
         self.texts.close()
+        self.grammars.close()
         self._threads.shutdown(wait=True, cancel_futures=True)
 
 

@@ -8,9 +8,12 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from everwarm.errors import RequestError
 from everwarm.server.anthropic.content import chat_messages, chat_tools, tool_choice
 from everwarm.server.errors import ApiError
 from everwarm.server.request import Extension, Json, check_choice, template_tools
+from everwarm.structured.asked import response_format
+from everwarm.structured.grammar import Grammar
 from everwarm.text.reasoning import Thinking
 
 IGNORED = frozenset(
@@ -35,14 +38,15 @@ class CountRequest(BaseModel):
     tool_choice: Json | None = None
     thinking: Json | None = None
     output_config: Json | None = None
+    output_format: Json | None = None
 
     @model_validator(mode="after")
     def _supported(self) -> "CountRequest":
         unknown = {name for name, value in (self.model_extra or {}).items() if value is not None} - IGNORED
         if unknown:
             raise ValueError(f"{', '.join(sorted(unknown))[:200]}: not supported")
-        if set(self.output_config or ()) - {"effort"}:
-            raise ValueError("output_config: only effort is supported")
+        if set(self.output_config or ()) - {"effort", "format"}:
+            raise ValueError("output_config: only format and effort are supported")
         return self
 
     def chat(self) -> Json:
@@ -78,6 +82,19 @@ class MessagesRequest(CountRequest):
     stream: bool | None = False
     metadata: Metadata | None = None
     everwarm: Extension = Extension()
+
+    @property
+    def asks_for_grammar(self) -> bool:
+        return self.output_format is not None or (self.output_config or {}).get("format") is not None
+
+    def asked_grammar(self) -> Grammar | None:
+        """What the answer must follow. Raises RequestError."""
+        inner = (self.output_config or {}).get("format")
+        if inner is not None and self.output_format is not None:
+            raise RequestError("output_config.format and output_format: an answer can follow only one of them")
+        if inner is not None:
+            return response_format(inner, "output_config.format")
+        return response_format(self.output_format, "output_format")
 
     def options(self) -> Json:
         """Arguments of `LLM.start`."""

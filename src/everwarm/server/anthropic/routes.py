@@ -23,6 +23,8 @@ def router(serving: Serving) -> APIRouter:
         tenant, agent = tenant_of(request), agent_of(request) or body.everwarm.agent
         group = (body.metadata.user_id or "") if body.metadata and not agent else ""
         options = body.options() | {"agent": agent, "tenant": tenant, "group": group, "context": serving.context}
+        if body.asks_for_grammar:
+            options["constraint"] = await unless_it_leaves(request, serving.grammars.constraint(body.asked_grammar))
         start = serving.texts.work(request, lambda: llm.start(**body.chat(), **options))
         active = ActiveRequest(serving, request, [await unless_it_leaves(request, start)], agent or "", tenant)
         wire = MessageWire(serving.name, body.max_tokens, kept=body.everwarm.cache)

@@ -8,8 +8,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from everwarm.errors import RequestError
 from everwarm.server.errors import ApiError
 from everwarm.server.request import Extension, Json
+from everwarm.structured.asked import asked_grammar, response_format
+from everwarm.structured.grammar import Grammar
 from everwarm.text.reasoning import Thinking
 
 IGNORED = frozenset(
@@ -20,6 +23,9 @@ IGNORED = frozenset(
 )  # fmt: skip
 """Fields that are accepted and have no effect on the answer of a local model."""
 
+
+_GRAMMAR_FIELDS = ("guided_json", "guided_regex", "guided_grammar", "guided_choice", "grammar", "json_schema")
+"""vLLM's and llama.cpp's: what an answer must follow."""
 
 MOST_BIASES = 1024
 
@@ -55,6 +61,13 @@ class GenerationRequest(BaseModel):
     stop: str | Annotated[list[str], Field(max_length=64, fail_fast=True)] | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
+    response_format: Json | None = None
+    guided_json: str | Json | None = None
+    guided_regex: str | None = None
+    guided_grammar: str | None = None
+    guided_choice: Annotated[list[str], Field(fail_fast=True)] | None = None
+    grammar: str | None = None
+    json_schema: Json | None = None
     prompt_cache_key: str | None = Field(None, max_length=256)
     everwarm: Extension = Extension()
 
@@ -68,6 +81,18 @@ class GenerationRequest(BaseModel):
     @property
     def wants_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def asks_for_grammar(self) -> bool:
+        return any(getattr(self, name) is not None for name in ("response_format", *_GRAMMAR_FIELDS))
+
+    def asked_grammar(self) -> Grammar | None:
+        """What the answer must follow: OpenAI's field, vLLM's or llama.cpp's. Raises RequestError."""
+        format_ = response_format(self.response_format)
+        asked = asked_grammar(**{name: getattr(self, name) for name in _GRAMMAR_FIELDS})
+        if format_ is not None and asked is not None:
+            raise RequestError(f"response_format and {asked.name}: an answer can follow only one of them")
+        return format_ or asked
 
     def options(self) -> Json:
         """Arguments of `LLM.start`."""
@@ -99,13 +124,10 @@ class ChatRequest(GenerationRequest):
     reasoning_effort: Annotated[str | None, Field(max_length=32)] = None
     reasoning_budget: int | None = Field(None, ge=-1)  # tokens; -1: no limit (llama.cpp's name)
     chat_template_kwargs: Json | None = None
-    response_format: Json | None = None
     modalities: Annotated[list[str], Field(fail_fast=True)] | None = None
 
     @model_validator(mode="after")
     def _supported(self) -> "ChatRequest":
-        if self.response_format is not None and self.response_format.get("type") != "text":
-            raise ValueError("response_format: only text is supported")
         if self.modalities not in (None, ["text"]):
             raise ValueError("modalities: only text is supported")
         return self

@@ -99,6 +99,8 @@ async def _answer(
     tenant, agent = tenant_of(request), agent_of(request) or body.everwarm.agent
     group = "" if agent else body.prompt_cache_key or ""
     options = body.options() | options | {"agent": agent, "group": group, "tenant": tenant, "context": serving.context}
+    if body.asks_for_grammar:
+        options["constraint"] = await unless_it_leaves(request, serving.grammars.constraint(body.asked_grammar))
     seeds = [None if body.seed is None else (body.seed + number) % 2**64 for number in range(count)]
 
     def start() -> list[Generation]:
