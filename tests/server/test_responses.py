@@ -297,3 +297,16 @@ def test_unknown_ids_are_a_404(server: Running, response_id: str) -> None:
     for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/cancel"), ("GET", "/input_items")):
         found = httpx.request(method, f"{server.url}/v1/responses/{response_id}{path}")
         assert found.status_code == 404, (method, path)
+
+
+def test_an_answer_that_follows_a_schema(client: OpenAI) -> None:
+    schema: Any = {
+        "type": "object",
+        "properties": {"a": {"enum": [1, 2]}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    text: Any = {"format": {"type": "json_schema", "name": "answer", "schema": schema, "strict": True}}
+    response = client.responses.create(model="tiny", input="Choose", text=text, max_output_tokens=100)
+    assert response.status == "completed"
+    assert json.loads(response.output_text)["a"] in (1, 2)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import Request
+from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from everwarm.server.errors import ApiError
@@ -37,6 +38,14 @@ def agent_of(request: Request) -> str | None:
         return name and name.encode("latin-1").decode()
     except UnicodeError:
         return name
+
+
+def with_ignored(response: Response, ignored: Sequence[str]) -> Response:
+    """Name in a header what had no effect, for people who wonder."""
+    text = ", ".join(ignored)[:500].encode("ascii", "replace").decode().replace("\n", " ").replace("\r", " ")
+    if text:
+        response.headers["X-Everwarm-Ignored"] = text
+    return response
 
 
 def template_text(content: object, where: str) -> str | list[Json] | None:

@@ -60,7 +60,9 @@ class ChatFormat:
         variables: Mapping[str, Any] | None = None,
         watch: Watch | None = None,
     ) -> list[Segment]:
-        """The prompt. `variables` are the client's own, for the template; they win."""
+        """The prompt. `variables` are the client's own, for the template; they win. If the last message is the
+        assistant's, the prompt ends inside it: the answer continues it.
+        """
         if wrong := _RESERVED.intersection(variables or ()):
             raise RequestError(f"chat_template_kwargs: {', '.join(sorted(wrong))} can't be set here; use its own field")
         known = {**(thinking or Thinking()).variables(), **(variables or {})}
@@ -69,7 +71,10 @@ class ChatFormat:
             messages = with_tools_in_text(messages, tools or (), support, self.tool_format)
             if not support.lists_tools:
                 tools = None
-        return self.template.render(messages, tools=tools, watch=watch, **known)
+        begun = _begun(messages)
+        if begun is None:
+            return self.template.render(messages, tools=tools, watch=watch, **known)
+        return [*self.template.render(messages[:-1], tools=tools, watch=watch, **known), Segment(begun)]
 
     def parser(self, tools: Sequence[Tool] | None, prompt: Sequence[Segment]) -> Callable[[], OutputParser]:
         """Makes a parser for each answer to a prompt."""
@@ -95,6 +100,17 @@ class ChatFormat:
         if not self._lenient:
             return parser
         return Lenient(parser, WholeObject(LENIENT, tools, self._controls, id_maker(name)))
+
+
+def _begun(messages: Sequence[Message]) -> str | None:
+    """The text of an answer that was begun and is to be continued: the last message, if it is the assistant's."""
+    last = messages[-1] if len(messages) > 1 else None
+    if last is None or last.get("role") != "assistant" or last.get("tool_calls"):
+        return None
+    content = last.get("content")
+    if isinstance(content, list):
+        content = "".join(str(part.get("text") or "") for part in content if isinstance(part, Mapping))
+    return content if isinstance(content, str) and content else None
 
 
 def _schemas(tools: Sequence[Tool]) -> dict[str, Mapping[str, Any]]:

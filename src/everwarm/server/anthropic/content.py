@@ -13,10 +13,18 @@ from everwarm.text.tool_calls.choice import ToolChoice
 
 _OF_ROLE = {
     "system": ("text",),
-    "user": ("text", "tool_result"),
-    "assistant": ("text", "tool_use", "thinking", "redacted_thinking"),
-}
+    "user": ("text", "tool_result", "image", "document", "search_result", "container_upload"),
+    "assistant": (
+        "text", "tool_use", "thinking", "redacted_thinking", "server_tool_use", "web_search_tool_result",
+        "web_fetch_tool_result", "code_execution_tool_result", "bash_code_execution_tool_result",
+        "text_editor_code_execution_tool_result", "mcp_tool_use", "mcp_tool_result", "container_upload",
+    ),
+}  # fmt: skip
 """Which blocks a turn may have, by role."""
+
+_OMITTED = {"image": "image", "document": "document", "search_result": "search result", "container_upload": "file"}
+"""Blocks that a model of text can't read, and what they are called in the note that takes their place: histories carry
+screenshots, and a conversation must not get stuck because of them."""
 
 
 def chat_messages(system: str | list[Json] | None, messages: Sequence[Json]) -> list[Json]:
@@ -30,10 +38,6 @@ def chat_messages(system: str | list[Json] | None, messages: Sequence[Json]) -> 
             out.append(_assistant(blocks, names))
         else:
             out += _user(role, blocks, names)
-    if out[-1]["role"] == "assistant":
-        raise ApiError(
-            400, "messages: the last message is the assistant's; an answer that was begun can't be continued"
-        )
     return out
 
 
@@ -42,11 +46,9 @@ def chat_tools(tools: Sequence[Json] | None) -> list[Json] | None:
     if tools is None:
         return None
     out = []
-    for number, tool in enumerate(tools):
-        if tool.get("type") not in (None, "custom"):
-            raise ApiError(
-                400, f"tools.{number}: only client-defined (custom) tools are supported, found {_shown(tool['type'])}"
-            )
+    for tool in tools:
+        if tool.get("type") not in (None, "custom"):  # carried out by Anthropic's servers: nobody here can
+            continue
         function = {
             "name": tool.get("name"),
             "description": tool.get("description") or "",
@@ -129,18 +131,44 @@ def _user(role: str, blocks: list[tuple[str, Json]], names: dict[str, str]) -> l
             texts.clear()
 
     for where, block in blocks:
-        if block["type"] == "text":
-            texts.append(block)
+        if block["type"] == "text" or block["type"] in _OMITTED:
+            texts += readable([block])  # type: ignore[arg-type]
             continue
         end_text()
         id_ = block.get("tool_use_id")
         if not isinstance(id_, str) or id_ not in names:
             raise ApiError(400, f"{where}: no tool_use block before it has the id {_shown(id_)}")
-        result = template_text(block.get("content"), f"{where}.content") or ""
+        result = template_text(readable(block.get("content")), f"{where}.content") or ""
         failed = {"is_error": True} if block.get("is_error") else {}
         out.append({"role": "tool", "tool_call_id": id_, "name": names[id_], "content": result} | failed)
     end_text()
     return out or [{"role": role, "content": ""}]
+
+
+def readable(content: object) -> object:
+    """Blocks of a message, those that a model of text can't read replaced by their text or a note."""
+    if not isinstance(content, list):
+        return content
+    return [_readable(block) if isinstance(block, dict) else block for block in content]
+
+
+def _readable(block: Json) -> Json:
+    kind = block.get("type")
+    if kind not in _OMITTED:
+        return block
+    source = block.get("source")
+    title = f"{block['title'][:200]}:\n" if isinstance(block.get("title"), str) else ""
+    if isinstance(source, dict) and source.get("type") == "text" and isinstance(source.get("data"), str):
+        return {"type": "text", "text": f"{title}{source['data']}"}
+    inner = (
+        block.get("content") if kind == "search_result" else source.get("content") if isinstance(source, dict) else None
+    )
+    if isinstance(inner, str):
+        return {"type": "text", "text": f"{title}{inner}"}
+    if isinstance(inner, list):
+        texts = [part["text"] for part in inner if isinstance(part, dict) and isinstance(part.get("text"), str)]
+        return {"type": "text", "text": title + "\n".join(texts)}
+    return {"type": "text", "text": f"[{_OMITTED[kind]} left out: this model reads text only]"}
 
 
 def _shown(value: object) -> str:

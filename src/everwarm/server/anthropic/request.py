@@ -1,7 +1,8 @@
 """The bodies of Anthropic's requests.
 
 Every prompt is cached anyway, so `cache_control` changes nothing. Fields that are accepted and have no effect are
-listed in `IGNORED`; any other unknown field, and content that a model of text can't read, is refused.
+listed in `IGNORED`; other unknown fields are ignored and named. Content that a model of text can't read is replaced by
+a note.
 """
 
 from typing import Annotated
@@ -9,6 +10,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from everwarm.errors import RequestError
+from everwarm.server import prompt_rules
 from everwarm.server.anthropic.content import chat_messages, chat_tools, tool_choice
 from everwarm.server.errors import ApiError
 from everwarm.server.request import Extension, Json, check_choice, template_tools
@@ -17,14 +19,17 @@ from everwarm.structured.grammar import Grammar
 from everwarm.text.reasoning import Thinking
 
 IGNORED = frozenset(
-    {"cache_control", "service_tier", "inference_geo", "speed", "diagnostics", "user_profile_id", "workspace_id"}
-)
+    {
+        "cache_control", "service_tier", "inference_geo", "speed", "diagnostics", "user_profile_id", "workspace_id",
+        "context_management", "betas",
+    }
+)  # fmt: skip
 """Fields that are accepted and have no effect on the answer of a local model."""
 
 
 class Metadata(BaseModel):
     model_config = ConfigDict(extra="ignore")
-    user_id: Annotated[str | None, Field(max_length=256)] = None
+    user_id: Annotated[str | None, Field(max_length=4096)] = None
 
 
 class CountRequest(BaseModel):
@@ -42,18 +47,33 @@ class CountRequest(BaseModel):
 
     @model_validator(mode="after")
     def _supported(self) -> "CountRequest":
-        unknown = {name for name, value in (self.model_extra or {}).items() if value is not None} - IGNORED
-        if unknown:
-            raise ValueError(f"{', '.join(sorted(unknown))[:200]}: not supported")
         if set(self.output_config or ()) - {"effort", "format"}:
             raise ValueError("output_config: only format and effort are supported")
         return self
+
+    @property
+    def ignored(self) -> list[str]:
+        """What has no effect here and is not expected to: unknown fields, tools that Anthropic's servers carry out."""
+        extra = sorted(name for name, value in (self.model_extra or {}).items() if value is not None)
+        kinds = [tool.get("type") for tool in self.tools or () if tool.get("type") not in (None, "custom")]
+        fields = [name for name in extra if name not in IGNORED]
+        return [*fields, *(f"tools of type {str(kind)[:50]}" for kind in dict.fromkeys(kinds))]
+
+    @property
+    def marks_cache(self) -> bool:
+        """Whether the client says what it wants to be cached: then it counts tokens accordingly."""
+        blocks: list[object] = [*(self.tools or ()), *(self.system if isinstance(self.system, list) else ())]
+        for message in self.messages:
+            content = message.get("content")
+            blocks += content if isinstance(content, list) else ()
+        extra = (self.model_extra or {}).get("cache_control")
+        return extra is not None or any(isinstance(block, dict) and block.get("cache_control") for block in blocks)
 
     def chat(self) -> Json:
         """What the chat template gets. Raises ApiError."""
         tools = template_tools(chat_tools(self.tools))
         return {
-            "messages": chat_messages(self.system, self.messages),
+            "messages": chat_messages(prompt_rules.apply(self.system).system, self.messages),
             "tools": tools,
             "tool_choice": check_choice(tool_choice(self.tool_choice), tools),
             "thinking": self._thinking(),

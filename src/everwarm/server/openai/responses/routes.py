@@ -24,10 +24,11 @@ from everwarm.server.openai.responses.items import Tools, messages_of, tools_of
 from everwarm.server.openai.responses.output import ItemIds, new_id
 from everwarm.server.openai.responses.request import ResponsesRequest
 from everwarm.server.openai.responses.wire import ResponsesWire
-from everwarm.server.request import Json, agent_of, check_choice, template_tools, tenant_of
+from everwarm.server.request import Json, agent_of, check_choice, template_tools, tenant_of, with_ignored
 from everwarm.server.response import respond
 from everwarm.server.seals import Seals
 from everwarm.server.serving import Serving
+from everwarm.structured.asked import response_format
 from everwarm.text.reasoning import Thinking
 
 PREFIX = "resp_"
@@ -140,17 +141,21 @@ async def _create(
             tenant=tenant,
             context=serving.context,
             point=Point(body.previous_response_id, record) if stored else None,
-            **body.options(),
+            **options,
         )
 
+    options = body.options()
+    if body.text is not None and body.text.format is not None:
+        wanted = body.text.format
+        compiled = serving.grammars.constraint(lambda: response_format(wanted, "text.format"))
+        if (constraint := await unless_it_leaves(request, compiled)) is not None:
+            options["constraint"] = constraint
     generation = await unless_it_leaves(request, serving.texts.work(request, start))
     answering = ActiveRequest(serving, request, [generation], agent or "", tenant)
     active[tenant, response_id] = answering
     answering.when_closed(lambda: active.pop((tenant, response_id), None))
     response = await respond(request, answering, ResponsesWire(head, ids), bool(body.stream))
-    for name, value in _warnings(body, tools, asked.omitted):
-        response.headers[name] = value
-    return response
+    return with_ignored(response, _ignored(body, tools, asked.omitted))
 
 
 def _head(serving: Serving, body: ResponsesRequest, response_id: str) -> Json:
@@ -206,12 +211,6 @@ def _kept(serving: Serving, response_id: str, tenant: str) -> Kept:
     return Kept(record["response"], record["input"], messages[1:] if record["instructions"] else messages)
 
 
-def _warnings(body: ResponsesRequest, tools: Tools, omitted: list[str]) -> list[tuple[str, str]]:
-    """Names of what had no effect, for people who wonder."""
-    ignored = [
-        *body.unknown,
-        *(f"tools of type {kind}" for kind in tools.omitted),
-        *(f"input {kind}" for kind in omitted),
-    ]
-    text = ", ".join(ignored)[:500].encode("ascii", "replace").decode().replace("\n", " ")
-    return [("X-Everwarm-Ignored", text)] if text else []
+def _ignored(body: ResponsesRequest, tools: Tools, omitted: list[str]) -> list[str]:
+    """What had no effect."""
+    return [*body.unknown, *(f"tools of type {kind}" for kind in tools.omitted), *(f"input {kind}" for kind in omitted)]
