@@ -293,6 +293,11 @@ def test_a_tool_may_have_the_name_of_a_control_token() -> None:
         assert calls(read(parser("hermes", tools), [answer])) == [(name, {})]
 
 
+def test_functions_inside_functions_end_no_generation() -> None:
+    answer = "<tool_call>" + '{"function": ' * 20_000
+    assert text(read(parser("hermes"), [answer])) == answer
+
+
 @pytest.mark.parametrize("arguments", ["[" * 100_000, '{"a":' * 50_000, '{"a": NaN}', '{"a": 1e999}', "{" + "9" * 9999])
 @pytest.mark.parametrize("name", ["hermes", "mistral", "llama3", "gemma", "lfm2", "qwen3-coder"])
 def test_hostile_arguments_end_no_generation(name: str, arguments: str) -> None:
