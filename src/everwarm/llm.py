@@ -34,6 +34,7 @@ from everwarm.errors import ConfigError, EverwarmError, ModelError, RequestError
 from everwarm.events import End, Event
 from everwarm.generation import Drafter, Generation, Message, Point, Request, Runtime
 from everwarm.generation.generation import LONG_TEXT
+from everwarm.generation.reasoning_gate import ReasoningGate
 from everwarm.kv.agent import check_name
 from everwarm.kv.disk.directory import DirectoryStore
 from everwarm.kv.ids import ModelIds
@@ -55,7 +56,7 @@ from everwarm.sizes import in_bytes
 from everwarm.text.chat import ChatTemplate
 from everwarm.text.chat_format import ChatFormat
 from everwarm.text.output_parser import OutputParser, PlainText
-from everwarm.text.reasoning import Thinking
+from everwarm.text.reasoning import Thinking, begins_inside
 from everwarm.text.tokenizer import Tokenizer
 from everwarm.text.tool_calls.choice import ToolChoice
 from everwarm.types import Segment
@@ -482,6 +483,8 @@ class LLM:
             if parser is None and messages is not None:
                 offered = None if tool_choice is not None and tool_choice.mode == "none" else tools
                 parser = self.chat.parser(offered, content[0])
+            if messages is not None and thinking is not None and thinking.budget is not None:
+                constraint = self._gate(content[0], thinking.budget, constraint)
         request = Request(
             content,
             checked,
@@ -502,6 +505,18 @@ class LLM:
             point=point,
         )
         return Generation(self.runtime(store=cache), request)
+
+    def _gate(
+        self, prompt: Sequence[Segment], budget: int, constraint: Callable[[], Constraint] | None
+    ) -> Callable[[], Constraint] | None:
+        """Makes a constraint that bounds the reasoning of an answer; another one begins behind it."""
+        form = self.chat.reasoning
+        if form is None:
+            return constraint
+        inside = begins_inside(form, prompt)
+        return lambda: ReasoningGate(
+            self.tokenizer, form, inside=inside, budget=budget, answer=constraint() if constraint else None
+        )
 
     def check_options(
         self, *, max_tokens: int = 1, stop: str | Sequence[str] | None = None, **sampling: Any

@@ -86,6 +86,13 @@ def test_the_format_of_the_model_is_read_as_before() -> None:
     assert start.format == "hermes"
 
 
+def test_llamas_own_objects_come_as_they_are_written() -> None:
+    reader = Lenient(parser("llama3"), WholeObject("lenient", TOOLS, frozenset(), lambda: "call"), fenced_only=True)
+    content = [part for character in BARE for part in reader.feed(character)]
+    assert isinstance(content[0], ToolCallStart)
+    assert content[0].format == "llama3"
+
+
 @given(st.text(alphabet='{}[]":, `\njsonamedrgut', max_size=60), st.integers(1, 7))
 def test_nothing_is_lost_wherever_it_is_cut(written: str, size: int) -> None:
     content = read([written])

@@ -3,6 +3,7 @@
 import codecs
 import dataclasses
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +14,12 @@ from tool_call_answers import ANSWERS, ARGUMENTS, TEXTS, TOOLS, at_marks, genera
 
 from everwarm.events import Answer, Content, Reasoning, Text, ToolCallArguments, ToolCallEnd, ToolCallStart
 from everwarm.settings import Settings
+from everwarm.text.detokenizer import Detokenizer
+from everwarm.text.tokenizer import Tokenizer
 from everwarm.text.tool_calls.formats import FORMATS, Arguments
 from everwarm.text.tool_calls.parsers import PARSERS, call_parser, new_call_id, short_call_id
 from everwarm.text.tool_calls.selection import format_of
+from everwarm.weights.gguf.file import GGUFFile
 
 NAMES = list(PARSERS)
 
@@ -102,6 +106,23 @@ def test_cuts_at_every_byte_give_the_same_calls(name: str) -> None:
         assert read(parser(name), [answer[:at], answer[at:]]) == whole
     decoder = codecs.getincrementaldecoder("utf-8")()
     assert read(parser(name), [decoder.decode(bytes([byte])) for byte in answer.encode()]) == whole
+
+
+@pytest.fixture(scope="module")
+def tokenizer(smollm2_path: Path) -> Tokenizer:
+    with GGUFFile(smollm2_path) as file:
+        return Tokenizer.from_metadata(file.metadata)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_tokens_of_a_real_vocabulary_give_the_same_calls(name: str, tokenizer: Tokenizer) -> None:
+    """Cut at every token, and, with some tokens spelt in bytes, inside characters."""
+    whole = read(parser(name), [ANSWERS[name]])
+    for text in (ANSWERS[name], ANSWERS[name].replace("ü", "ü\u0300")):
+        detokenizer = Detokenizer(tokenizer, continuing=True)
+        pieces = [detokenizer.push(token) for token in tokenizer.encode(text)]
+        found = read(parser(name), [*pieces, detokenizer.flush()])
+        assert found == (whole if text == ANSWERS[name] else read(parser(name), [text]))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -270,6 +291,11 @@ def test_a_tool_may_have_the_name_of_a_control_token() -> None:
     for name in tools:
         answer = f'<tool_call>{{"name": "{name}", "arguments": {{}}}}</tool_call>'
         assert calls(read(parser("hermes", tools), [answer])) == [(name, {})]
+
+
+def test_functions_inside_functions_end_no_generation() -> None:
+    answer = "<tool_call>" + '{"function": ' * 20_000
+    assert text(read(parser("hermes"), [answer])) == answer
 
 
 @pytest.mark.parametrize("arguments", ["[" * 100_000, '{"a":' * 50_000, '{"a": NaN}', '{"a": 1e999}', "{" + "9" * 9999])

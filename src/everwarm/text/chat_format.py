@@ -99,7 +99,8 @@ class ChatFormat:
         parser = call_parser(name, tools, self._controls)
         if not self._lenient:
             return parser
-        return Lenient(parser, WholeObject(LENIENT, tools, self._controls, id_maker(name)))
+        reader = WholeObject(LENIENT, tools, self._controls, id_maker(name))
+        return Lenient(parser, reader, fenced_only=name == "llama3")
 
 
 def _begun(messages: Sequence[Message]) -> str | None:

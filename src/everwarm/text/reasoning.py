@@ -114,6 +114,8 @@ class ReasoningParser:
         return self._tell(ended=False)
 
     def control(self, name: str) -> Sequence[Content]:
+        if self._inside and name == self._form.end:
+            self._held = self._held.rstrip()
         before = self._tell(ended=True)
         if name not in self._own:  # it can't be quoted: what it begins is no reasoning
             if not self._over:

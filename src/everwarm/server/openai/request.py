@@ -134,7 +134,10 @@ class ChatRequest(GenerationRequest):
 
     @property
     def thinking(self) -> Thinking:
-        budget = self.reasoning_budget if self.reasoning_budget != -1 else None
+        budget = self.reasoning_budget
+        if budget is None and isinstance(named := (self.chat_template_kwargs or {}).get("thinking_budget"), int):
+            budget = named
+        budget = None if budget is None or budget < 0 else budget
         return Thinking(None if self.reasoning_effort is None else True, self.reasoning_effort, budget)
 
 

@@ -9,7 +9,7 @@ class Apertus(JsonObjects):
     marks = ("<|tools_prefix|>", "<|tools_suffix|>")
     openers, closer = ("<|tools_prefix|>",), "<|tools_suffix|>"
 
-    def call_object(self, *ends: str) -> Reading[None]:
+    def call_object(self, *ends: str, inner: bool = False) -> Reading[None]:
         yield from self.expect("{")
         yield from self.spaces()
         name = decoded((yield from self.collected()))

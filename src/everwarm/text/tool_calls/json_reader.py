@@ -105,9 +105,9 @@ class JsonReader(CallReader):
         self.argue(text)
         self.settle()
 
-    def call_object(self, *ends: str) -> Reading[None]:
+    def call_object(self, *ends: str, inner: bool = False) -> Reading[None]:
         """An object that describes a call: a name, arguments, other members that don't matter. Starts the call; who
-        asks ends it.
+        asks ends it. `inner`: it is the `function` of another one.
         """
         yield from self.expect("{")
         name: str | None = None
@@ -129,8 +129,8 @@ class JsonReader(CallReader):
                 if held is not None and isinstance(name, str):
                     self.start(name)
                     self.argue_whole(held)
-            elif key == "function" and first == "{" and name is None:
-                yield from self.call_object(*ends)
+            elif key == "function" and first == "{" and name is None and not inner:
+                yield from self.call_object(*ends, inner=True)
                 name = ""
             elif key in ARGUMENTS and held is None:
                 if first == "{" and isinstance(name, str):

@@ -28,8 +28,9 @@ _LONGEST = 1 << 16
 class Lenient:
     """Holds back an answer that may be a call as a whole, and asks another parser for all others."""
 
-    def __init__(self, inner: OutputParser, reader: "WholeObject") -> None:
-        self._inner, self._reader = inner, reader
+    def __init__(self, inner: OutputParser, reader: "WholeObject", *, fenced_only: bool = False) -> None:
+        """`fenced_only`: the other parser reads objects without a fence, as they come."""
+        self._inner, self._reader, self._fenced_only = inner, reader, fenced_only
         self._held: str | None = ""  # None: the other parser has it all
 
     @property
@@ -40,7 +41,10 @@ class Lenient:
         if self._held is None:
             return self._inner.feed(text)
         self._held += text
-        return () if may_be_call(self._held, self._reader.tools) else self._release()
+        possible = may_be_call(self._held, self._reader.tools)
+        if self._fenced_only and self._held.lstrip().startswith("{"):
+            possible = False
+        return () if possible else self._release()
 
     def control(self, name: str) -> Sequence[Content]:
         return [*self._release(), *self._inner.control(name)]
