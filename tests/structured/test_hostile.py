@@ -178,10 +178,11 @@ TEXTS = st.one_of(
     st.text(max_size=8), st.sampled_from(["string", "object", "#", "#/$defs/a", "a", "(", "[a-z]+", "date"])
 )
 KEYWORDS = [
-    "type", "properties", "required", "items", "enum", "const", "anyOf", "allOf", "oneOf", "$ref", "$defs", "prefixItems",
+    "type", "properties", "required", "items", "enum", "const", "anyOf", "allOf", "oneOf", "$ref", "$defs",
     "minItems", "maxItems", "minLength", "maxLength", "pattern", "patternProperties", "additionalProperties", "format",
-    "minimum", "maximum", "multipleOf", "not", "if", "then", "else", "dependentRequired", "dependentSchemas", "contains",
-    "propertyNames", "unevaluatedProperties", "minProperties", "maxProperties", "uniqueItems", "$id", "$anchor",
+    "minimum", "maximum", "multipleOf", "not", "if", "then", "else", "dependentRequired", "dependentSchemas",
+    "propertyNames", "prefixItems", "contains", "unevaluatedProperties",
+    "minProperties", "maxProperties", "uniqueItems", "$id", "$anchor",
 ]  # fmt: skip
 VALUES = st.recursive(
     st.one_of(st.none(), st.booleans(), NUMBERS, TEXTS),
