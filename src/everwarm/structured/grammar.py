@@ -13,6 +13,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from everwarm.errors import RequestError
 from everwarm.structured.schema import check_schema, is_quick
+from everwarm.structured.simplify import simplified
 
 MOST_SCHEMA_BYTES = 256 << 10
 MOST_GRAMMAR_BYTES = 64 << 10
@@ -52,6 +53,7 @@ def schema_rule(schema: object, name: str) -> str:
         raise RequestError(f"{name}: false: no answer could be valid")
     if not isinstance(schema, dict):
         schema = {}
+    schema = simplified(schema)
     text = json.dumps(schema | {"x-guidance": {"whitespace_pattern": WHITESPACE}}, allow_nan=False)
     if len(text) > MOST_SCHEMA_BYTES:
         raise RequestError(f"{name}: {len(text):,} bytes of JSON, the limit is {MOST_SCHEMA_BYTES:,}")

@@ -4,6 +4,7 @@ What is compiled is tried in a process of its own first (`trial`), unless it is 
 compiled and what was refused is remembered, up to a number of grammars and of bytes.
 """
 
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
@@ -130,4 +131,6 @@ def told(error: str) -> str:
         return f"{names}: not supported in a schema; leave it out"
     if line.startswith("oneOf constraints"):
         return "oneOf: supported only where its schemas exclude each other; use anyOf"
+    if found := re.match(r"Resource '(.*?)' is not present", line):
+        return f"$ref {found[1][:100]}: only references inside the schema are supported"
     return line[:300]
