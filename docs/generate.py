@@ -13,8 +13,8 @@ from everwarm.settings import ServeSettings, Settings
 
 HERE = Path(__file__).parent
 AGENTS = ("ls", "show", "evict", "rm", "fork", "pin", "export", "import", "verify", "gc")
-COMMANDS = ["", "pull", "inspect", "generate", "chat", "score", "serve", "launch", "weights", "weights ls", "weights verify"]
-COMMANDS += ["weights rm", "agents", *(f"agents {name}" for name in AGENTS)]
+COMMANDS = ["", "pull", "inspect", "generate", "chat", "score", "serve", "launch", "weights", "weights ls"]
+COMMANDS += ["weights verify", "weights rm", "agents", *(f"agents {name}" for name in AGENTS)]
 COMMANDS += ["bench", "bench speed", "bench weights", "bench ttft", "bench validate", "bench load", "doctor"]
 
 

@@ -59,6 +59,7 @@ from everwarm.text.output_parser import OutputParser, PlainText
 from everwarm.text.reasoning import Thinking, begins_inside
 from everwarm.text.tokenizer import Tokenizer
 from everwarm.text.tool_calls.choice import ToolChoice
+from everwarm.text.tool_calls.formats import FORMATS
 from everwarm.types import Segment
 from everwarm.waiting import Line
 from everwarm.weights.cache.cache import WeightCache
@@ -69,6 +70,7 @@ from everwarm.weights.pack.identity import pack_was_touched, remember_pack, weig
 from everwarm.weights.pack.source import FileSource, PackSource, Source, packed_source
 
 if TYPE_CHECKING:
+    from everwarm.structured.grammar import Grammar
     from everwarm.structured.grammars import Grammars
 
 __all__ = ["LLM", "Completion", "End", "Event", "Generation", "Message", "Point", "WeightUse", "load"]
@@ -310,6 +312,17 @@ class LLM:
         assert asked is not None
         return self.grammars.constraint(asked)
 
+    def call_grammar(self, tools: Sequence[Mapping[str, Any]] | None, choice: ToolChoice | None) -> "Grammar | None":
+        """Answers that call one of these tools, as `choice` requires; None if it requires none. Raises RequestError."""
+        if choice is None or choice.mode != "required" or not tools:
+            return None
+        from everwarm.structured.calls import grammar_for_calls, tool_schemas
+
+        offered = tool_schemas(tools)
+        chosen = {name: schema for name, schema in offered.items() if not choice.names or name in choice.names}
+        form = FORMATS[self.chat.tool_format]
+        return grammar_for_calls(form, chosen, parallel=choice.parallel, controls=self.tokenizer.special_tokens)
+
     @property
     def waiting(self) -> int:
         """Requests that wait for room in the KV budget."""
@@ -483,8 +496,12 @@ class LLM:
             if parser is None and messages is not None:
                 offered = None if tool_choice is not None and tool_choice.mode == "none" else tools
                 parser = self.chat.parser(offered, content[0])
-            if messages is not None and thinking is not None and thinking.budget is not None:
-                constraint = self._gate(content[0], thinking.budget, constraint)
+            if messages is not None and constraint is None:
+                called = self.call_grammar(tools, tool_choice)
+                constraint = None if called is None else self.grammars.constraint(called)
+            budget = None if thinking is None else thinking.budget
+            if messages is not None and (constraint is not None or budget is not None):
+                constraint = self._gate(content[0], budget, constraint)
         request = Request(
             content,
             checked,
@@ -507,9 +524,11 @@ class LLM:
         return Generation(self.runtime(store=cache), request)
 
     def _gate(
-        self, prompt: Sequence[Segment], budget: int, constraint: Callable[[], Constraint] | None
+        self, prompt: Sequence[Segment], budget: int | None, constraint: Callable[[], Constraint] | None
     ) -> Callable[[], Constraint] | None:
-        """Makes a constraint that bounds the reasoning of an answer; another one begins behind it."""
+        """Makes a constraint that bounds the reasoning of an answer, if it has a budget; another constraint begins
+        behind the reasoning.
+        """
         form = self.chat.reasoning
         if form is None:
             return constraint

@@ -9,9 +9,8 @@ from enum import IntEnum
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from everwarm.engine.processors import Constraint
+from everwarm.engine.processors import Bitmask, Constraint
 from everwarm.text.reasoning import ReasoningFormat
 from everwarm.text.tokenizer import Tokenizer
 
@@ -55,7 +54,7 @@ class ReasoningGate:
         self._budget, self._answer = budget, answer
         self._states = [self._reasoning(0) if inside else _State(Phase.BEFORE)]
 
-    def mask(self) -> npt.NDArray[np.bool_] | None:
+    def mask(self) -> Bitmask | None:
         state = self._states[-1]
         match state.phase:
             case Phase.ENDING:
@@ -105,7 +104,7 @@ class ReasoningGate:
         spent = self._budget is not None and count >= self._budget
         return _State(Phase.ENDING) if spent else _State(Phase.REASONING, tail, count)
 
-    def _only(self, token: int) -> npt.NDArray[np.bool_]:
-        allowed = np.zeros(self._tokenizer.vocab_size, np.bool_)
-        allowed[token] = True
+    def _only(self, token: int) -> Bitmask:
+        allowed = np.zeros((self._tokenizer.vocab_size + 31) // 32, np.uint32)
+        allowed[token // 32] = 1 << token % 32
         return allowed

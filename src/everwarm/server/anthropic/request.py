@@ -5,6 +5,7 @@ listed in `IGNORED`; other unknown fields are ignored and named. Content that a 
 a note.
 """
 
+from collections.abc import Sequence
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -17,6 +18,7 @@ from everwarm.server.request import Extension, Json, check_choice, template_tool
 from everwarm.structured.asked import response_format
 from everwarm.structured.grammar import Grammar
 from everwarm.text.reasoning import Thinking
+from everwarm.text.tool_calls.choice import ToolChoice
 
 IGNORED = frozenset(
     {
@@ -69,13 +71,22 @@ class CountRequest(BaseModel):
         extra = (self.model_extra or {}).get("cache_control")
         return extra is not None or any(isinstance(block, dict) and block.get("cache_control") for block in blocks)
 
+    @property
+    def forces_call(self) -> bool:
+        return (self.tool_choice or {}).get("type") not in (None, "auto", "none")
+
+    def tools_and_choice(self) -> tuple[Sequence[Json] | None, ToolChoice]:
+        """The tools as chat templates read them, and which of them may or must be called. Raises ApiError."""
+        tools = template_tools(chat_tools(self.tools))
+        return tools, check_choice(tool_choice(self.tool_choice), tools)
+
     def chat(self) -> Json:
         """What the chat template gets. Raises ApiError."""
-        tools = template_tools(chat_tools(self.tools))
+        tools, choice = self.tools_and_choice()
         return {
             "messages": chat_messages(prompt_rules.apply(self.system).system, self.messages),
             "tools": tools,
-            "tool_choice": check_choice(tool_choice(self.tool_choice), tools),
+            "tool_choice": choice,
             "thinking": self._thinking(),
         }
 

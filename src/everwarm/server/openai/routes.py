@@ -18,6 +18,7 @@ from everwarm.server.request import Json, agent_of, check_choice, template_tools
 from everwarm.server.response import respond
 from everwarm.server.serving import Serving
 from everwarm.server.wire import Wire
+from everwarm.structured.grammar import Grammar
 
 
 def router(serving: Serving) -> APIRouter:
@@ -38,7 +39,7 @@ def router(serving: Serving) -> APIRouter:
     @api.post("/v1/chat/completions")
     async def chat(body: ChatRequest, request: Request) -> Response:
         serving.check_messages(len(body.messages))
-        options = {
+        options: Json = {
             "max_tokens": body.max_completion_tokens or body.max_tokens or serving.context,
             "top_logprobs": (body.top_logprobs or 0) if body.logprobs else 0,
         }
@@ -53,6 +54,13 @@ def router(serving: Serving) -> APIRouter:
                 "template_variables": body.chat_template_kwargs,
             }
 
+        def call() -> Grammar | None:
+            tools = template_tools(body.tools)
+            choice = check_choice(tool_choice(body.tool_choice, body.parallel_tool_calls), tools)
+            return serving.llm.call_grammar(tools, choice)
+
+        if body.tool_choice not in (None, "auto", "none") and not body.asks_for_grammar:
+            options["constraint"] = await unless_it_leaves(request, serving.grammars.constraint(call))
         wire = ChatWire(serving, body.n or 1, logprobs=bool(body.logprobs), usage=body.wants_usage)
         return await _answer(serving, request, body, options, prompt, wire)
 

@@ -29,6 +29,7 @@ from everwarm.server.response import respond
 from everwarm.server.seals import Seals
 from everwarm.server.serving import Serving
 from everwarm.structured.asked import response_format
+from everwarm.structured.grammar import Grammar
 from everwarm.text.reasoning import Thinking
 
 PREFIX = "resp_"
@@ -150,6 +151,15 @@ async def _create(
         compiled = serving.grammars.constraint(lambda: response_format(wanted, "text.format"))
         if (constraint := await unless_it_leaves(request, compiled)) is not None:
             options["constraint"] = constraint
+    elif body.tool_choice not in (None, "auto", "none"):
+
+        def call() -> Grammar | None:
+            offered = template_tools(tools.offered)
+            choice = check_choice(tool_choice(body.tool_choice, body.parallel_tool_calls), offered)
+            return serving.llm.call_grammar(offered, choice)
+
+        if (forced := await unless_it_leaves(request, serving.grammars.constraint(call))) is not None:
+            options["constraint"] = forced
     generation = await unless_it_leaves(request, serving.texts.work(request, start))
     answering = ActiveRequest(serving, request, [generation], agent or "", tenant)
     active[tenant, response_id] = answering
