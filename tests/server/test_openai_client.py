@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from openai import OpenAI
@@ -387,7 +388,6 @@ def test_a_full_context_ends_the_answer_as_length(tmp_path: Path) -> None:
         ({"response_format": {"type": "xml"}}, "response_format"),
         ({"logit_bias": {"word": 1}}, "logit_bias"),
         ({"logit_bias": {"100000": 1}}, "100000"),
-        ({"extra_body": {"speak": True}}, "speak"),
         ({"top_logprobs": 21}, "top_logprobs"),
         ({"extra_headers": {"X-Agent-Id": "x" * 300}}, "256"),
     ],
@@ -460,3 +460,51 @@ def test_a_real_model_answers_and_goes_on(smollm2_path: Path, tmp_path: Path) ->
         logged = ask(client, question, logit_bias={}, logprobs=True, top_logprobs=3).choices[0].logprobs
         assert logged is not None
         assert json.dumps([entry.token for entry in logged.content or []])
+
+
+def test_unknown_fields_are_ignored_and_named(client: OpenAI) -> None:
+    raw = client.chat.completions.with_raw_response.create(
+        model="tiny", messages=[{"role": "user", "content": "Hi"}], max_tokens=3,
+        extra_body={"speak": True, "num_ctx": 4096, "timings_per_token": True, "quiet": None},
+    )  # fmt: skip
+    assert raw.headers["x-everwarm-ignored"] == "num_ctx, speak, timings_per_token"
+    assert "x-everwarm-ignored" not in client.chat.completions.with_raw_response.create(
+        model="tiny", messages=[{"role": "user", "content": "Hi"}], max_tokens=3, user="ada"
+    ).headers  # fmt: skip
+
+
+def test_fields_of_other_servers_are_understood(client: OpenAI) -> None:
+    def ask(**extra: Any) -> Any:
+        return client.chat.completions.create(
+            model="tiny", messages=[{"role": "user", "content": "Dialects"}], temperature=0, extra_body=extra
+        )
+
+    assert ask(n_predict=3, ignore_eos=True).usage.completion_tokens == 3
+    assert ask(max_tokens=2, n_predict=9, ignore_eos=True).usage.completion_tokens == 2
+    for extra in (
+        {"top_k": -1},
+        {"top_k": None},
+        {"min_p": None},
+        {"repeat_penalty": 1.5},
+        {"max_completion_tokens": -1},
+    ):
+        assert ask(max_tokens=2, **extra).choices[0].finish_reason in ("length", "stop")
+    assert ask(max_tokens=2, cache_prompt=False).model_extra["everwarm"]["cause"] == "off"
+    function = {"name": "look", "description": "Looks.", "parameters": {"type": "object", "properties": {}}}
+    called = ask(max_tokens=60, functions=[function], function_call={"name": "look"})
+    assert called.choices[0].message.tool_calls[0].function.name == "look"
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "user", "content": "x"}], "temperature": "hot"}, "temperature"),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, "messages.0.role"),
+        ({"messages": [{"role": "user", "content": "x"}], "modalities": ["audio"]}, "modalities"),
+    ],
+)
+def test_errors_name_the_field_as_openai_does(server: Running, body: Json, param: str) -> None:
+    error = httpx.post(server.url + "/v1/chat/completions", json=body).json()["error"]
+    assert (error["param"], error["type"]) == (param, "invalid_request_error")
+    assert "Value error" not in error["message"]

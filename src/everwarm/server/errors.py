@@ -1,6 +1,7 @@
 """What a client is told when something is wrong: OpenAI's shape, or Anthropic's on its routes. Never a traceback."""
 
 import logging
+import re
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -28,6 +29,9 @@ _OUR_FILES = (GGUFError, PackError, ModelError)
 """Something is wrong with the model's files: no request is to blame."""
 
 
+_PARAM = re.compile(r"([a-z_]+(?:\.[\w]+)*): ")
+"""Where messages of ours begin with the field that they are about."""
+
 ERROR = "everwarm.error"
 """Where a request's scope says why it was refused."""
 
@@ -42,8 +46,10 @@ class ApiError(EverwarmError):
         kind: str = "invalid_request_error",
         retry_after: int | None = None,
         code: str | None = None,
+        param: str | None = None,
     ) -> None:
         super().__init__(message)
+        self.param = param
         self.status = status
         self.kind = kind
         self.retry_after = retry_after
@@ -56,8 +62,9 @@ def as_api_error(error: BaseException) -> ApiError:
         return error
     if isinstance(error, RequestValidationError):
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"][1:]) or "body"
-        return ApiError(400, f"{where}: {first['msg']}")
+        where = ".".join(str(part) for part in first["loc"][1:])
+        message = first["msg"].removeprefix("Value error, ")
+        return ApiError(400, f"{where}: {message}" if where else message, param=where or None)
     if isinstance(error, HTTPException):
         return ApiError(error.status_code, str(error.detail))
     if isinstance(error, CapacityError):
@@ -92,7 +99,11 @@ def body(error: ApiError, path: str) -> dict[str, object]:
         if error.status in (503, 529):
             kind = "overloaded_error"
         return {"type": "error", "error": {"type": kind, "message": str(error)}}
-    return {"error": {"message": str(error), "type": error.kind, "param": None, "code": error.code}}
+    param = error.param
+    if param is None and error.status == 400 and (named := _PARAM.match(str(error))):
+        param = named.group(1)
+    code = error.code or ("invalid_api_key" if error.status == 401 else None)
+    return {"error": {"message": str(error), "type": error.kind, "param": param, "code": code}}
 
 
 def response(error: BaseException, scope: Scope) -> JSONResponse:

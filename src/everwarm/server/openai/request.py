@@ -1,7 +1,7 @@
 """The bodies of OpenAI's requests.
 
-Fields that are accepted and have no effect are listed in `IGNORED` (docs/server.md). Any other unknown field is
-refused: it would change the meaning of the request.
+Fields that are accepted and have no effect are listed in `IGNORED` (docs/server.md). Other unknown fields are ignored
+and named in the response; only what would silently give a wrong answer is refused.
 """
 
 from typing import Annotated, Any, Literal
@@ -10,6 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from everwarm.errors import RequestError
 from everwarm.server.errors import ApiError
+from everwarm.server.openai.dialects import translated
 from everwarm.server.request import Extension, Json
 from everwarm.structured.asked import asked_grammar, response_format
 from everwarm.structured.grammar import Grammar
@@ -59,6 +60,7 @@ class GenerationRequest(BaseModel):
     seed: int | None = Field(None, ge=-(2**63), lt=2**64)
     n: int | None = Field(1, ge=1, le=128)
     stop: str | Annotated[list[str], Field(max_length=64, fail_fast=True)] | None = None
+    ignore_eos: bool = False
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     response_format: Json | None = None
@@ -71,12 +73,17 @@ class GenerationRequest(BaseModel):
     prompt_cache_key: str | None = Field(None, max_length=256)
     everwarm: Extension = Extension()
 
-    @model_validator(mode="after")
-    def _known(self) -> "GenerationRequest":
-        unknown = set(self.model_extra or ()) - IGNORED
-        if unknown:
-            raise ValueError(f"{', '.join(sorted(unknown))[:200]}: not supported")
-        return self
+    @model_validator(mode="before")
+    @classmethod
+    def _translated(cls, body: Any) -> Any:
+        return translated(body)
+
+    @property
+    def ignored(self) -> list[str]:
+        """Fields that nobody here knows: they have no effect."""
+        return sorted(
+            name for name, value in (self.model_extra or {}).items() if name not in IGNORED and value is not None
+        )
 
     @property
     def wants_usage(self) -> bool:
@@ -106,6 +113,7 @@ class GenerationRequest(BaseModel):
             "frequency_penalty": self.frequency_penalty or 0.0,
             "logit_bias": _bias(self.logit_bias),
             "stop": self.stop or (),
+            "ignore_eos": self.ignore_eos,
             "cache": self.everwarm.cache,
             "priority": self.everwarm.priority,
         }

@@ -14,7 +14,7 @@ from everwarm.server.leaving import unless_it_leaves
 from everwarm.server.openai.content import chat_messages, tool_choice
 from everwarm.server.openai.request import ChatRequest, CompletionRequest, EmbeddingRequest, GenerationRequest
 from everwarm.server.openai.wire import ChatWire, TextWire
-from everwarm.server.request import Json, agent_of, check_choice, template_tools, tenant_of
+from everwarm.server.request import Json, agent_of, check_choice, template_tools, tenant_of, with_ignored
 from everwarm.server.response import respond
 from everwarm.server.serving import Serving
 from everwarm.server.wire import Wire
@@ -117,7 +117,7 @@ async def _answer(
 
     generations = await unless_it_leaves(request, serving.texts.work(request, start))
     active = ActiveRequest(serving, request, generations, agent or "", tenant)
-    return await respond(request, active, wire, bool(body.stream))
+    return with_ignored(await respond(request, active, wire, bool(body.stream)), body.ignored)
 
 
 def _model(serving: Serving, name: str) -> Json:
