@@ -68,13 +68,19 @@ def test_thinking_can_be_switched_off(server: Running, client: OpenAI, monkeypat
     closed = len("\n</think>\n\n")
     assert prompt_tokens(client, extra_body={"chat_template_kwargs": {"enable_thinking": False}}) == on + closed
     assert prompt_tokens(client, reasoning_effort="none") == on + closed
+    assert prompt_tokens(client, extra_body={"thinking": {"type": "disabled"}}) == on + closed
+    assert prompt_tokens(client, extra_body={"thinking": {"type": "enabled"}}) == on
     assert prompt_tokens(client, reasoning_effort="high") == on + len("effort high\n")
     off = ask(client, reasoning_effort="none").choices[0].message
     assert (off.content, "reasoning_content" in (off.model_extra or {})) == ("Yes.", False)
 
 
 def test_a_budget_is_kept(server: Running, client: OpenAI) -> None:
-    for body in ({"reasoning_budget": 5}, {"chat_template_kwargs": {"thinking_budget": 5}}):
+    for body in (
+        {"reasoning_budget": 5},
+        {"thinking": {"type": "enabled", "budget_tokens": 5}},
+        {"chat_template_kwargs": {"thinking_budget": 5}},
+    ):
         found = ask(client, max_tokens=40, logit_bias=LETTERS, extra_body=body)
         message = found.choices[0].message
         assert len(message.model_extra["reasoning_content"]) == 5

@@ -262,6 +262,9 @@ def test_many_false_beginnings_cost_bounded_time() -> None:
         ("qwen3-coder", "<tool_call><function=add><parameter=any>one</parameter></function></tool_call>",
          {"any": "one"}),
         ("qwen3-coder", "<tool_call><function=add><parameter=s>12</parameter></function></tool_call>", {"s": "12"}),
+        ("deepseek-v3.2", '<｜DSML｜function_calls><｜DSML｜invoke name="add">'
+         '<｜DSML｜parameter name="a" string="true">1</｜DSML｜parameter></｜DSML｜invoke></｜DSML｜function_calls>',
+         {"a": 1}),
         ("deepseek-r1", '<｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n{"a": 1}\n```', {"a": 1}),
         ("lfm2", "<|tool_call_start|>add(1, 'x')<|tool_call_end|>", {"a": 1, "s": "x"}),
         ("lfm2", '<|tool_call_start|>[{"name": "add", "arguments": {"a": 1}}]<|tool_call_end|>', {"a": 1}),

@@ -38,6 +38,12 @@ def _check_count(bias: Any) -> Any:
     return bias
 
 
+class ThinkingSwitch(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+    type: Literal["enabled", "adaptive", "auto", "disabled"]
+    budget_tokens: int | None = Field(None, ge=0)
+
+
 class StreamOptions(BaseModel):
     model_config = ConfigDict(extra="ignore")
     include_usage: bool = False
@@ -131,6 +137,7 @@ class ChatRequest(GenerationRequest):
     parallel_tool_calls: bool | None = None
     reasoning_effort: Annotated[str | None, Field(max_length=32)] = None
     reasoning_budget: int | None = Field(None, ge=-1)  # tokens; -1: no limit (llama.cpp's name)
+    thinking: ThinkingSwitch | None = None  # as DeepSeek's and GLM's APIs have it
     chat_template_kwargs: Json | None = None
     modalities: Annotated[list[str], Field(fail_fast=True)] | None = None
 
@@ -140,13 +147,18 @@ class ChatRequest(GenerationRequest):
             raise ValueError("modalities: only text is supported")
         return self
 
-    @property
-    def thinking(self) -> Thinking:
+    def asked_thinking(self) -> Thinking:
+        """Of all the fields that say something about reasoning."""
+        enabled = None if self.reasoning_effort is None else True
+        if self.thinking is not None:
+            enabled = self.thinking.type != "disabled"
         budget = self.reasoning_budget
+        if budget is None and self.thinking is not None:
+            budget = self.thinking.budget_tokens
         if budget is None and isinstance(named := (self.chat_template_kwargs or {}).get("thinking_budget"), int):
             budget = named
         budget = None if budget is None or budget < 0 else budget
-        return Thinking(None if self.reasoning_effort is None else True, self.reasoning_effort, budget)
+        return Thinking(enabled, self.reasoning_effort, budget)
 
 
 class CompletionRequest(GenerationRequest):

@@ -50,7 +50,7 @@ def router(serving: Serving) -> APIRouter:
                 "messages": chat_messages(body.messages),
                 "tools": tools,
                 "tool_choice": check_choice(tool_choice(body.tool_choice, body.parallel_tool_calls), tools),
-                "thinking": body.thinking,
+                "thinking": body.asked_thinking(),
                 "template_variables": body.chat_template_kwargs,
             }
 

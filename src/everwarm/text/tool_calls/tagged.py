@@ -13,7 +13,7 @@ import json
 from typing import Any
 
 from everwarm.text.tool_calls.reader import CallReader, Cut, NotACall, Reading
-from everwarm.text.tool_calls.typed import as_json, only_text
+from everwarm.text.tool_calls.typed import as_json, kinds, only_text
 
 
 class Tagged(CallReader):
@@ -127,7 +127,7 @@ class MiniMax(Tagged):
 
 
 class DeepSeekV32(Tagged):
-    """Each argument says whether it is a text."""
+    """Each argument says whether it is a text; the schema knows better where it allows none."""
 
     marks = ()
     openers = ("<｜DSML｜function_calls>",)
@@ -138,7 +138,8 @@ class DeepSeekV32(Tagged):
     def value(self, schema: Any) -> Reading[None]:
         yield from self.spaces()
         if (yield from self.follows('string="true">')):
-            schema = {"type": "string"}
+            allowed = kinds(schema)
+            schema = schema if allowed and "string" not in allowed else {"type": "string"}
         elif (yield from self.follows('string="false">')):
             schema = {}
         else:
