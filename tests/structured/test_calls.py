@@ -137,8 +137,8 @@ def test_one_call_or_several_where_they_may_be_parallel(name: str) -> None:
     one, two = "".join([first, *end]), "".join([first, second, *end])
     assert accepts(new(form), one)
     assert accepts(new(form), two)
-    assert accepts(new(form, None, False), one)
-    assert not accepts(new(form, None, False), two)
+    assert accepts(new(form, (), False), one)
+    assert not accepts(new(form, (), False), two)
     assert not accepts(new(form), "".join(["Well. ", one]))  # the call is required
     assert not accepts(new(form), one + " Done.")
 
@@ -146,9 +146,9 @@ def test_one_call_or_several_where_they_may_be_parallel(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in CALLS if name != "gemma"])
 def test_the_tool_that_was_chosen(name: str) -> None:
     form, first, second, *end = CALLS[name]
-    assert accepts(new(form, "weather"), "".join([first, *end]))
-    assert not accepts(new(form, "weather"), "".join([first, second, *end]))
-    assert not accepts(new(form, "now"), "".join([first, *end]))
+    assert accepts(new(form, ["weather"]), "".join([first, *end]))
+    assert not accepts(new(form, ["weather"]), "".join([first, second, *end]))
+    assert not accepts(new(form, ["now"]), "".join([first, *end]))
 
 
 def test_texts_between_quote_marks_of_their_own() -> None:
@@ -199,7 +199,7 @@ def test_a_name_that_is_a_control_token_is_spelt() -> None:
 def test_what_cannot_be_forced_is_refused_by_name() -> None:
     controls = tokenizer().special_tokens
     with pytest.raises(RequestError, match="'nothing' is not among the tools"):
-        grammar_for_calls(HERMES, TOOLS, "nothing", controls=controls)
+        grammar_for_calls(HERMES, TOOLS, ["nothing"], controls=controls)
     with pytest.raises(RequestError, match="no tools are given"):
         grammar_for_calls(HERMES, {}, controls=controls)
     with pytest.raises(RequestError, match="tools: bad: parameters"):

@@ -6,6 +6,7 @@
 import json
 import lzma
 from collections.abc import Iterator
+from decimal import Decimal
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,14 @@ def test_a_schema_that_is_refused_is_refused_by_name(grammars: Grammars) -> None
     assert not unnamed
 
 
+def is_valid(schema: Any, text: str) -> bool:
+    """The validator computes with floats, for which 8030.4445 is no multiple of 0.0001: so decimals count, too."""
+    exact = json.loads(json.dumps(schema), parse_float=Decimal)
+    return Draft202012Validator(schema).is_valid(json.loads(text)) or Draft202012Validator(exact).is_valid(
+        json.loads(text, parse_float=Decimal)
+    )
+
+
 @pytest.mark.slow
 @short_and_long("seeds", 1, 3)
 def test_whatever_is_said_to_its_end_is_valid(tmp_path: Path, seeds: int) -> None:
@@ -107,6 +116,5 @@ def test_whatever_is_said_to_its_end_is_valid(tmp_path: Path, seeds: int) -> Non
                     break
                 if completion.finish_reason == "stop":
                     ended += 1
-                    validator = Draft202012Validator(case["schema"])
-                    assert validator.is_valid(json.loads(completion.text)), (case["title"], completion.text)
+                    assert is_valid(case["schema"], completion.text), (case["title"], completion.text)
     assert ended > 60 * seeds

@@ -5,7 +5,7 @@ begins, or, if calls are not required, with any text before it.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from everwarm.errors import RequestError
@@ -59,20 +59,20 @@ class CallFormat(Protocol):
 def grammar_for_calls(
     format_: CallFormat,
     tools: Tools,
-    choice: str | None = None,
+    names: Collection[str] = (),
     parallel: bool = True,
     *,
     required: bool = True,
     controls: Mapping[str, int],
     name: str = "tools",
 ) -> Grammar:
-    """Answers that call tools: the one that `choice` names, or any; several calls only if `parallel`. If calls are not
+    """Answers that call tools: one of those in `names`, or any; several calls only if `parallel`. If calls are not
     `required`, any text may come before them, or instead of them. `controls` are the control tokens of the vocabulary
     by name; where the format names one, only that token is allowed. Raises RequestError, which names the tool.
     """
-    if choice is not None and choice not in tools:
-        raise RequestError(f"tool_choice: {choice[:100]!r} is not among the tools")
-    offered = {choice: tools[choice]} if choice is not None else dict(tools)
+    if unknown := [tool for tool in names if tool not in tools]:
+        raise RequestError(f"tool_choice: {unknown[0][:100]!r} is not among the tools")
+    offered = {tool: schema for tool, schema in tools.items() if not names or tool in names}
     if not offered:
         raise RequestError("tool_choice: a call is required, but no tools are given")
     rules = _Rules(format_, controls, parallel, name)

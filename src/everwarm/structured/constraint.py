@@ -15,9 +15,10 @@ from everwarm.errors import RequestError
 class GrammarConstraint:
     """Belongs to one choice and one thread at a time."""
 
-    def __init__(self, matcher: LLMatcher, end_ids: Container[int], name: str) -> None:
+    def __init__(self, matcher: LLMatcher, vocab_size: int, end_ids: Container[int], name: str) -> None:
         """The matcher is before its first token and belongs to this constraint alone. Errors name the grammar."""
         self._matcher = matcher
+        self._words = (vocab_size + 31) // 32
         self._end_ids = end_ids
         self._name = name
         self._since_end = 0  # tokens from the first end token on
@@ -28,7 +29,7 @@ class GrammarConstraint:
         bits = self._matcher.compute_bitmask()
         if self._matcher.is_error():  # the mask would allow an end token
             raise self._failed()
-        return np.frombuffer(bits, np.uint32)
+        return np.frombuffer(bits, np.uint32)[: self._words]  # there may be one word more
 
     def advance(self, token: int) -> None:
         if self._since_end or token in self._end_ids:

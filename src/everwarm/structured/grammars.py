@@ -74,7 +74,7 @@ class Grammars:
         def make() -> GrammarConstraint:
             with self._lock:
                 own = matcher.deep_copy()
-            return GrammarConstraint(own, self._end_ids, grammar.name)
+            return GrammarConstraint(own, self._vocabulary.vocab_size, self._end_ids, grammar.name)
 
         return make
 
