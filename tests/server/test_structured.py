@@ -159,7 +159,10 @@ def test_several_choices_streamed_with_log_probabilities(client: openai.OpenAI) 
     [
         ({"response_format": {"type": "xml"}}, "response_format: type 'xml'"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema: expected"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"if": {}}}}}, "if: not supported"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"contains": {}}}}},
+            "contains: not supported",
+        ),
         ({"guided_json": {"uniqueItems": True}}, "guided_json: uniqueItems: not supported"),
         ({"guided_json": POINT, "guided_regex": "a"}, "guided_json and guided_regex: an answer can follow only one"),
         ({"response_format": {"type": "json_object"}, "grammar": "root ::= [a]"}, "response_format and grammar"),

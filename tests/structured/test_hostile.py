@@ -2,6 +2,7 @@
 
 import json
 import random
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -228,3 +229,19 @@ def test_what_is_called_quick() -> None:
         {"anyOf": {}},
     ):
         assert not is_quick(slow), slow
+
+
+@pytest.mark.parametrize("with_signal", [signal.SIGALRM, signal.SIGKILL])
+def test_a_process_that_has_ended_is_started_again(grammars: Grammars, with_signal: signal.Signals) -> None:
+    """It ends by itself when it was idle for long; or somebody ends it."""
+    trial = grammars._trial
+    assert trial.error_of('start: "a"') == ""
+    first = trial._process
+    assert first is not None
+    first.send_signal(with_signal)
+    first.wait()
+    assert trial.error_of('start: "b"') == ""
+    assert trial._process is not first
+    trial.close()
+    assert trial._process is None
+    assert trial.error_of('start: "c" nothing') != ""

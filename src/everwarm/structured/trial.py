@@ -7,6 +7,7 @@ overflow its stack. So whatever is not known to be quick is compiled here first.
 import contextlib
 import pickle
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -38,11 +39,10 @@ class Trial:
                 try:
                     _send(process, grammar.encode())
                     return _answer(process)
-                except BrokenPipeError:
-                    self._end()
-                except (EOFError, TimeoutError):
-                    self._end()
-                    return TOO_COMPLEX
+                except (BrokenPipeError, EOFError, TimeoutError) as error:
+                    ended_by = self._end()
+                    if not isinstance(error, BrokenPipeError) and ended_by != signal.SIGALRM:
+                        return TOO_COMPLEX
             raise RuntimeError("the process that tries grammars ends at once")
 
     def close(self) -> None:
@@ -53,7 +53,12 @@ class Trial:
         if self._process is not None and self._process.poll() is not None:
             self._end()
         if self._process is None:
-            command = [sys.executable, "-m", "everwarm.structured.matching"]
+            command = [
+                sys.executable,
+                "-P",
+                "-m",
+                "everwarm.structured.matching",
+            ]  # -P: nothing of the current directory
             self._process = subprocess.Popen(  # noqa: S603 - this program itself
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
             )
@@ -62,15 +67,18 @@ class Trial:
             _answer(self._process, START_S)
         return self._process
 
-    def _end(self) -> None:
+    def _end(self) -> int:
+        """Which signal has ended the process."""
         process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.wait()
-            for stream in (process.stdin, process.stdout):
-                if stream is not None:
-                    with contextlib.suppress(OSError):
-                        stream.close()
+        if process is None:
+            return 0
+        process.kill()
+        process.wait()
+        for stream in (process.stdin, process.stdout):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
+        return -process.returncode
 
 
 def _send(process: subprocess.Popen[bytes], message: bytes) -> None:
