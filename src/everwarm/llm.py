@@ -458,6 +458,7 @@ class LLM:
         regex: str | None = None,
         grammar: str | None = None,
         constraint: Callable[[], Constraint] | None = None,
+        after_reasoning: bool = False,
         drafter: Drafter | None = None,
         parser: Callable[[], OutputParser] | None = None,
         point: Point | None = None,
@@ -467,8 +468,9 @@ class LLM:
         and answer below the model's own. Without `keep` the answer is not kept. Without `cache` everything is computed
         and nothing is kept. The answer is JSON that is valid under `schema`, or matches `regex`, or follows `grammar`
         (GBNF or Lark): at most one of them. `constraint` is for any other rule: it makes what says which tokens may
-        follow, with the state of one answer; it runs on the engine's thread. What `drafter` proposes is verified in one
-        step: the answer is the same, it comes sooner if the draft is right. `parser` makes what tells text, reasoning
+        follow, with the state of one answer; it runs on the engine's thread. With `after_reasoning` it begins behind
+        the reasoning of a model that reasons. What `drafter` proposes is verified in one step: the answer is the same,
+        it comes sooner if the draft is right. `parser` makes what tells text, reasoning
         and tool calls apart; by default the chat template decides for messages, and all is text for prompts.
         `template_variables` are for the chat template. With `point` the answer becomes a point of a history under the
         agent's name. `sampling` takes the fields of `everwarm.engine.sampling.Sampling`. A second turn of the same
@@ -478,7 +480,7 @@ class LLM:
         if schema is not None or regex is not None or grammar is not None:
             if constraint is not None:
                 raise RequestError("give either a constraint or one of schema, regex and grammar")
-            constraint = self._constraint(schema=schema, regex=regex, grammar=grammar)
+            constraint, after_reasoning = self._constraint(schema=schema, regex=regex, grammar=grammar), True
         if sum(source is not None for source in (prompt, messages, tokens)) != 1:
             raise RequestError("give exactly one of prompt, messages and tokens")
         if agent is not None:
@@ -499,8 +501,9 @@ class LLM:
             if messages is not None and constraint is None:
                 called = self.call_grammar(tools, tool_choice)
                 constraint = None if called is None else self.grammars.constraint(called)
+                after_reasoning = after_reasoning or constraint is not None
             budget = None if thinking is None else thinking.budget
-            if messages is not None and (constraint is not None or budget is not None):
+            if messages is not None and (after_reasoning or budget is not None):
                 constraint = self._gate(content[0], budget, constraint)
         request = Request(
             content,

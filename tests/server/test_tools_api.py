@@ -94,14 +94,6 @@ def test_a_stream_has_the_name_first_and_arguments_as_they_come(
     assert final.finish_reason == "tool_calls"
 
 
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}])
-def test_a_required_call_is_read_as_any_other(
-    server: Running, client: OpenAI, monkeypatch: pytest.MonkeyPatch, choice: Any
-) -> None:
-    says(server, monkeypatch, ONE)
-    assert calls(ask(client, tool_choice=choice).choices[0].message) == [("add", ARGUMENTS)]
-
-
 def test_without_tools_or_with_the_choice_none_there_are_no_calls(
     server: Running, client: OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,8 +187,6 @@ def test_anthropics_client_gets_tool_use(server: Running, claude: Anthropic, mon
     assert one.stop_reason == "tool_use"
     none = tell(claude, tool_choice={"type": "none"})
     assert [block.type for block in none.content] == ["text"]
-    for choice in ({"type": "any"}, {"type": "tool", "name": "add"}):
-        assert tell(claude, tool_choice=choice).stop_reason == "tool_use"
     with pytest.raises(anthropic.BadRequestError, match="gone"):
         tell(claude, tool_choice={"type": "tool", "name": "gone"})
 

@@ -42,7 +42,7 @@ def agent_of(request: Request) -> str | None:
 
 def with_ignored(response: Response, ignored: Sequence[str]) -> Response:
     """Name in a header what had no effect, for people who wonder."""
-    text = ", ".join(ignored)[:500].encode("ascii", "replace").decode().replace("\n", " ").replace("\r", " ")
+    text = "".join(letter if letter.isascii() and letter.isprintable() else "?" for letter in ", ".join(ignored)[:500])
     if text:
         response.headers["X-Everwarm-Ignored"] = text
     return response

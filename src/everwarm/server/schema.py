@@ -80,7 +80,7 @@ _MESSAGES = {"ChatRequest": "ChatMessage", "TokenizeRequest": "ChatMessage", "Co
              "MessagesRequest": "Message"}  # fmt: skip
 _IGNORED = {"ChatRequest": openai.IGNORED, "CompletionRequest": openai.IGNORED, "CountRequest": anthropic.IGNORED,
             "MessagesRequest": anthropic.IGNORED}  # fmt: skip
-_STREAMS = ("/v1/chat/completions", "/v1/completions", "/v1/messages")
+_STREAMS = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
 
 
 def install(app: FastAPI) -> None:

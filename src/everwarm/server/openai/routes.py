@@ -61,6 +61,7 @@ def router(serving: Serving) -> APIRouter:
 
         if body.tool_choice not in (None, "auto", "none") and not body.asks_for_grammar:
             options["constraint"] = await unless_it_leaves(request, serving.grammars.constraint(call))
+            options["after_reasoning"] = True
         wire = ChatWire(serving, body.n or 1, logprobs=bool(body.logprobs), usage=body.wants_usage)
         return await _answer(serving, request, body, options, prompt, wire)
 
@@ -109,6 +110,7 @@ async def _answer(
     options = body.options() | options | {"agent": agent, "group": group, "tenant": tenant, "context": serving.context}
     if body.asks_for_grammar:
         options["constraint"] = await unless_it_leaves(request, serving.grammars.constraint(body.asked_grammar))
+        options["after_reasoning"] = True
     seeds = [None if body.seed is None else (body.seed + number) % 2**64 for number in range(count)]
 
     def start() -> list[Generation]:

@@ -150,7 +150,7 @@ async def _create(
         wanted = body.text.format
         compiled = serving.grammars.constraint(lambda: response_format(wanted, "text.format"))
         if (constraint := await unless_it_leaves(request, compiled)) is not None:
-            options["constraint"] = constraint
+            options |= {"constraint": constraint, "after_reasoning": True}
     elif body.tool_choice not in (None, "auto", "none"):
 
         def call() -> Grammar | None:
@@ -159,7 +159,7 @@ async def _create(
             return serving.llm.call_grammar(offered, choice)
 
         if (forced := await unless_it_leaves(request, serving.grammars.constraint(call))) is not None:
-            options["constraint"] = forced
+            options |= {"constraint": forced, "after_reasoning": True}
     generation = await unless_it_leaves(request, serving.texts.work(request, start))
     answering = ActiveRequest(serving, request, [generation], agent or "", tenant)
     active[tenant, response_id] = answering
