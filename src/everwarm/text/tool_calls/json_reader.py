@@ -11,6 +11,8 @@ NAMES = ("name", "function", "tool_name", "function_name", "tool")
 """Keys under which models write the name of a tool."""
 ARGUMENTS = ("arguments", "parameters", "args", "params", "input")
 """Keys under which models write the arguments."""
+_BESIDE = ("id", "type", "tool_call_id", "call_id", "index")
+"""Keys that say nothing of a call's arguments."""
 _MEMBERS = 16
 """Members of an object that describes a call, at most."""
 
@@ -112,15 +114,21 @@ class JsonReader(CallReader):
         yield from self.expect("{")
         name: str | None = None
         held: str | None = None  # arguments that came before the name
+        odd = False  # there are members that say something else
         for _ in range(_MEMBERS):
             if (yield from self.spaces()) == ",":
                 self._at += 1
                 yield from self.spaces()
             if (yield from self.follows("}")):
                 break
-            if self._open and not (yield from self._at_key()):
-                return  # its arguments are complete: what is wrong after them is no part of the call
+            if self._open:  # its arguments are complete: what is odd after them is no part of the call
+                self.settle()
+                if (yield from self.peek()) != '"':
+                    return
             key = decoded((yield from self.collected()))
+            if self._open and key not in _BESIDE and key not in NAMES:
+                self._at = 0
+                return
             yield from self.spaces()
             yield from self.expect(":")
             first = yield from self.spaces()
@@ -144,14 +152,14 @@ class JsonReader(CallReader):
                         self.argue_whole(held)
             else:
                 yield from self.collected()
+                odd = odd or key not in _BESIDE
         if not isinstance(name, str):
             raise NotACall
         if held is None and not self._open:
+            if odd:  # perhaps they are the arguments, under another name
+                raise NotACall
             self.start(name)
             self.argue_whole("{}")
-
-    def _at_key(self) -> Reading[bool]:
-        return (yield from self.peek()) == '"'
 
 
 def well_formed(text: str) -> str:

@@ -39,11 +39,14 @@ class PythonReader(JsonReader):
         before, number = "{", 0
         while True:
             next_ = yield from self.spaces()
-            if next_ == ")":
-                self._at += 1
-                break
             if next_ == "":
                 raise Cut
+            if next_ in ")]}":  # the last two: its own bracket was forgotten
+                self._at += next_ == ")"
+                break
+            if next_ == ",":
+                self._at += 1
+                continue
             key, value = yield from self._argument()
             if not key:  # by position
                 key = keys[number] if number < len(keys) else f"argument_{number}"

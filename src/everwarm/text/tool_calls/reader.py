@@ -240,7 +240,7 @@ class CallReader(ABC):
         while True:
             opener = self._opener.search(self._text, tried) if self._refused < MOST_REFUSED else None
             if opener is not None:
-                spaces = self._say_before(opener.start())
+                spaces = self._say_before(opener.start(), tried)
                 self._at = spaces
                 if (yield from self._call()):
                     tried = 0
@@ -260,13 +260,13 @@ class CallReader(ABC):
                 return
             yield
 
-    def _say_before(self, at: int) -> int:
+    def _say_before(self, at: int, certain: int) -> int:
         """Text before an opener; how much white space is between them, which is undecided."""
-        kept = self._text[:at].rstrip()
-        self.say(kept)
-        self._at = len(kept)
+        kept = max(certain, len(self._text[:at].rstrip()))
+        self.say(self._text[:kept])
+        self._at = kept
         self.settle()
-        return at - len(kept)
+        return at - kept
 
     def _call(self) -> Reading[bool]:
         """Whether what comes next are calls."""
