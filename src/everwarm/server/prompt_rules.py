@@ -1,7 +1,7 @@
 """Prompts that change for no reason: a few rules that take out what would make every prompt a new one.
 
 Some programs put text at the very beginning of a prompt that differs from request to request and means nothing to a
-model. Nothing behind it can be reused then. Each rule says what it takes out and why; `--prompt-rules` chooses them.
+model. Nothing behind it can be reused then. Each rule says what it takes out and why; those in `DEFAULT` are applied.
 """
 
 import re

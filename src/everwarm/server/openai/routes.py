@@ -1,6 +1,6 @@
 """OpenAI's routes: chat completions, completions, models, embeddings."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 
@@ -18,7 +18,7 @@ from everwarm.server.request import Json, agent_of, check_choice, template_tools
 from everwarm.server.response import respond
 from everwarm.server.serving import Serving
 from everwarm.server.wire import Wire
-from everwarm.structured.grammar import Grammar
+from everwarm.text.tool_calls.choice import ToolChoice
 
 
 def router(serving: Serving) -> APIRouter:
@@ -44,23 +44,23 @@ def router(serving: Serving) -> APIRouter:
             "top_logprobs": (body.top_logprobs or 0) if body.logprobs else 0,
         }
 
-        def prompt() -> Json:
+        def offered() -> tuple[Sequence[Json] | None, ToolChoice]:
             tools = template_tools(body.tools)
+            return tools, check_choice(tool_choice(body.tool_choice, body.parallel_tool_calls), tools)
+
+        def prompt() -> Json:
+            tools, choice = offered()
             return {
                 "messages": chat_messages(body.messages),
                 "tools": tools,
-                "tool_choice": check_choice(tool_choice(body.tool_choice, body.parallel_tool_calls), tools),
+                "tool_choice": choice,
                 "thinking": body.asked_thinking(),
                 "template_variables": body.chat_template_kwargs,
             }
 
-        def call() -> Grammar | None:
-            tools = template_tools(body.tools)
-            choice = check_choice(tool_choice(body.tool_choice, body.parallel_tool_calls), tools)
-            return serving.llm.call_grammar(tools, choice)
-
         if body.tool_choice not in (None, "auto", "none") and not body.asks_for_grammar:
-            options["constraint"] = await unless_it_leaves(request, serving.grammars.constraint(call))
+            call = serving.grammars.constraint(lambda: serving.llm.call_grammar(*offered()))
+            options["constraint"] = await unless_it_leaves(request, call)
             options["after_reasoning"] = True
         wire = ChatWire(serving, body.n or 1, logprobs=bool(body.logprobs), usage=body.wants_usage)
         return await _answer(serving, request, body, options, prompt, wire)

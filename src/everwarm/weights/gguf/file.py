@@ -8,10 +8,10 @@ in whole blocks and apart from all others, so `data()` can't fail for a known na
 opened. What is wrong is a `GGUFError`.
 
     gguf.py            the model: its parts, looked up by name
-    gguf_part.py       one file: header, tensor infos
-    gguf_metadata.py   key-value pairs, lazy arrays
-    gguf_strings.py    the walk over a vocabulary
-    gguf_bytes.py      mapping, bounds, error messages
+    part.py            one file: header, tensor infos
+    metadata.py        key-value pairs, lazy arrays
+    strings.py         the walk over a vocabulary
+    mapped.py          mapping, bounds, error messages
 
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """

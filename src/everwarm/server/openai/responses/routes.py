@@ -5,7 +5,7 @@ A response that is stored is a point of a history in the agent store: it never c
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,8 +29,8 @@ from everwarm.server.response import respond
 from everwarm.server.seals import Seals
 from everwarm.server.serving import Serving
 from everwarm.structured.asked import response_format
-from everwarm.structured.grammar import Grammar
 from everwarm.text.reasoning import Thinking
+from everwarm.text.tool_calls.choice import ToolChoice
 
 PREFIX = "resp_"
 
@@ -111,6 +111,10 @@ async def _create(
     asked = messages_of(body.input, seals)
     head = _head(serving, body, response_id)
 
+    def tools_and_choice() -> tuple[Sequence[Json] | None, ToolChoice]:
+        offered = template_tools(tools.offered)
+        return offered, check_choice(tool_choice(body.tool_choice, body.parallel_tool_calls), offered)
+
     def start() -> Generation:
         before = _kept(serving, body.previous_response_id, tenant) if body.previous_response_id else None
         messages = [*(before.messages if before else ()), *asked.messages]
@@ -128,8 +132,7 @@ async def _create(
             }
 
         system = [{"role": "system", "content": body.instructions}] if body.instructions is not None else []
-        offered = template_tools(tools.offered)
-        choice = check_choice(tool_choice(body.tool_choice, body.parallel_tool_calls), offered)
+        offered, choice = tools_and_choice()
         effort = body.reasoning.effort if body.reasoning else None
         return serving.llm.start(
             messages=[*system, *messages],
@@ -152,13 +155,8 @@ async def _create(
         if (constraint := await unless_it_leaves(request, compiled)) is not None:
             options |= {"constraint": constraint, "after_reasoning": True}
     elif body.tool_choice not in (None, "auto", "none"):
-
-        def call() -> Grammar | None:
-            offered = template_tools(tools.offered)
-            choice = check_choice(tool_choice(body.tool_choice, body.parallel_tool_calls), offered)
-            return serving.llm.call_grammar(offered, choice)
-
-        if (forced := await unless_it_leaves(request, serving.grammars.constraint(call))) is not None:
+        call = serving.grammars.constraint(lambda: serving.llm.call_grammar(*tools_and_choice()))
+        if (forced := await unless_it_leaves(request, call)) is not None:
             options |= {"constraint": forced, "after_reasoning": True}
     generation = await unless_it_leaves(request, serving.texts.work(request, start))
     answering = ActiveRequest(serving, request, [generation], agent or "", tenant)

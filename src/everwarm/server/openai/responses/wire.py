@@ -3,6 +3,7 @@
 Items come one after the other: reasoning, text, calls. Each is added, filled and done before the next begins.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
 from everwarm.events import (
@@ -133,7 +134,7 @@ Named = Iterator[tuple[str, Json]]
 """Events of an item: a name, and what it says besides the item."""
 
 
-class _Item:
+class _Item(ABC):
     """An item that is being written."""
 
     def __init__(self, item_id: str) -> None:
@@ -150,8 +151,9 @@ class _Item:
     def end(self) -> Named:
         yield from ()
 
+    @abstractmethod
     def json(self, status: str) -> Json:
-        raise NotImplementedError
+        """The item as far as it is written."""
 
 
 class _Message(_Item):
