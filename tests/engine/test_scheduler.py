@@ -36,7 +36,7 @@ def learned(row_s: float) -> Scheduler:
 
 
 def test_a_step_of_prefill_alone_takes_a_quarter_of_a_second() -> None:
-    for row_s, rows in ((1e-4, MOST_ROWS), (1e-3, 248), (1e-2, LEAST_ALONE), (1.0, LEAST_ALONE)):
+    for row_s, rows in ((1e-4, MOST_ROWS), (1e-3, 192), (1e-2, LEAST_ALONE), (1.0, LEAST_ALONE)):
         one = Waiting(16_000)
         assert chosen(learned(row_s), one) == [(one, rows)]
 
@@ -73,5 +73,5 @@ def test_alone_they_take_all_of_it() -> None:
 
 def test_whoever_has_had_least_comes_next_and_the_more_important_before() -> None:
     much, little, important = Waiting(1000, computed=900), Waiting(1000, computed=100), Waiting(1000, 2000, priority=1)
-    assert chosen(learned(1e-3), much, little) == [(little, 248)]
-    assert chosen(learned(1e-3), much, little, important) == [(important, 248)]
+    assert chosen(learned(1e-3), much, little) == [(little, 192)]
+    assert chosen(learned(1e-3), much, little, important) == [(important, 192)]
