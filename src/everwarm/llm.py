@@ -487,6 +487,7 @@ class LLM:
             check_name(agent, "agent")
         limit = min(context or self.config.context, self.config.context)
         content: list[int] | tuple[list[Segment], bool]
+        reader = None
         if tokens is not None:
             content = ids = _token_ids(tokens)
             check_prompt(self.model, ids)
@@ -497,7 +498,7 @@ class LLM:
             )  # fmt: skip
             if parser is None and messages is not None:
                 offered = None if tool_choice is not None and tool_choice.mode == "none" else tools
-                parser = self.chat.parser(offered, content[0])
+                parser, reader = self.chat.parser(offered, content[0]), partial(_reader, self.chat, offered)
             if messages is not None and constraint is None:
                 called = self.call_grammar(tools, tool_choice)
                 constraint = None if called is None else self.grammars.constraint(called)
@@ -521,6 +522,7 @@ class LLM:
             constraint=constraint,
             drafter=drafter,
             parser=parser or PlainText,
+            reader=reader,
             most_calls=None if tool_choice is None or tool_choice.parallel else 1,
             point=point,
         )
@@ -659,6 +661,12 @@ def _template_text(path: str) -> str | None:
         raise ConfigError(f"chat_template_file {path}: {error.strerror or error}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"chat_template_file {path}: it is not UTF-8") from None
+
+
+def _reader(
+    chat: ChatFormat, tools: Sequence[Mapping[str, Any]] | None, prompt: Sequence[Segment], strict: bool
+) -> OutputParser:
+    return chat.parser(tools, prompt, strict=strict)()
 
 
 def _close(agents: AgentStore) -> None:

@@ -20,14 +20,15 @@ from everwarm.engine.sequence import Sequence
 from everwarm.errors import CancelledError
 from everwarm.events import End, Event, Failed, Usage
 from everwarm.generation.output import EventQueue, Output, Stopped, StopQueue
+from everwarm.generation.replay import has_odd_calls, places, replay
 from everwarm.generation.request import Drafter, Request
 from everwarm.generation.runtime import Runtime
 from everwarm.kv.manifest import text_digests
 from everwarm.kv.receipt import Cause, Receipt, Why
 from everwarm.kv.store import AgentStore
 from everwarm.kv.turn import Alone, Turn
-from everwarm.text.history import Prompt, answer_runs, tokenise, wanted_runs
-from everwarm.types import Run, Segment
+from everwarm.text.history import Prompt, answer_runs, goes_on, tokenise, wanted_runs
+from everwarm.types import AnswerPlace, Run, Segment
 from everwarm.waiting import Cancellation
 
 LONG_TEXT = 1 << 16
@@ -204,7 +205,10 @@ class Generation:
         spelt = answer_runs(tokenizer, output.tokens, continuing=self._continues(prompt.ids))
         record = None if point is None else point.record(output.answer, output.finish_reason, usage)
         said = None if messages is None else (*messages, output.answer.message())
-        turn.commit((*runs, *spelt), said, final=point is not None, record=record)
+        answers: tuple[AnswerPlace, ...] = ()
+        if self._request.reader is not None:
+            answers = places(turn.history.answers, prompt.kept_runs, runs)
+        turn.commit((*runs, *spelt), said, final=point is not None, record=record, answers=answers)
 
     def _continues(self, ids: list[int]) -> bool:
         """After a control token a text begins, else it goes on: only then is a leading space part of it."""
@@ -229,12 +233,30 @@ class Generation:
             return Prompt(prompt, ())  # what they spell is worked out after the last token
         segments, add_bos = prompt
         with self._tokenising(segments) as long:
-            if turn.agent is None and self._request.keep:
-                turn.continue_branch(text_digests(wanted_runs(segments, add_bos)))
+            wanted = self._replay(turn, wanted_runs(segments, add_bos))
             history, most = turn.history, context if long else None
-            tokenised = tokenise(self._runtime.tokenizer, segments, add_bos, history.runs, history.ids, most)
+            tokenised = tokenise(self._runtime.tokenizer, wanted, history.runs, history.ids, most)
         _check_length(tokenised.ids, context, long)
         return tokenised
+
+    def _replay(self, turn: Turn, wanted: list[Segment]) -> list[Segment]:
+        """The prompt with past answers as they were sampled. A conversation without a name finds the one that it goes
+        on from.
+        """
+        request, tokenizer = self._request, self._runtime.tokenizer
+        if turn.agent is None and request.keep:
+            turn.continue_branch(text_digests(wanted))
+        if request.reader is None or goes_on(turn.history.runs, wanted) or has_odd_calls(request.messages or ()):
+            return wanted
+        ends = frozenset(map(tokenizer.token_text, tokenizer.eog_ids))
+        found = replay(wanted, ends, turn.answers_behind, request.reader)
+        turn.receipt.replayed_answers = found.respelt
+        if turn.agent is None and found.last is not None:
+            if request.keep:
+                turn.continue_branch(text_digests(found.runs))
+            if turn.agent is None:
+                turn.branch_off(found.last)
+        return found.runs
 
     @contextmanager
     def _tokenising(self, segments: list[Segment]) -> Iterator[bool]:

@@ -7,6 +7,7 @@ from typing import Any
 from everwarm.engine.processors import Constraint
 from everwarm.engine.sampling import Sampling
 from everwarm.events import Answer, FinishReason, Usage
+from everwarm.generation.replay import Reader
 from everwarm.text.output_parser import OutputParser, PlainText
 from everwarm.types import Segment
 
@@ -42,6 +43,7 @@ class Request:
     constraint: Callable[[], Constraint] | None = None  # makes one: it has the state of one choice
     drafter: Drafter | None = None
     parser: Callable[[], OutputParser] = PlainText  # makes one: it has the state of one choice
+    reader: Reader | None = None  # how answers in a prompt of messages are read; None: none are looked for
     most_calls: int | None = None  # the answer ends with so many tool calls
     point: Point | None = None
     choice: int = 0

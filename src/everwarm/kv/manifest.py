@@ -8,7 +8,7 @@ the messages).
 import hashlib
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 from everwarm.errors import StoreError
 from everwarm.kv import container
 from everwarm.kv.chain import KEY_BYTES, U32, Key
-from everwarm.types import Run, Segment
+from everwarm.types import AnswerPlace, Run, Segment
 
 FORMAT = "everwarm-agent"
 VERSION = "1"
@@ -48,6 +48,7 @@ class Manifest:
     pinned: bool = False
     final: bool = False  # a point of a history: it can be continued by others, but never changes
     record: Mapping[str, Any] | None = None  # whatever else is kept with it, as JSON
+    answers: tuple[AnswerPlace, ...] = ()  # what of it the model has said
     created: float = 0.0
     used: float = 0.0
 
@@ -55,16 +56,31 @@ class Manifest:
         return replace(self, generation=self.generation + 1, **changes)
 
 
-def text_digests(runs: Sequence[Run | Segment]) -> list[str]:
-    """Names for the beginnings of a rendered text that end with a run: histories that spell the same have the same.
-    `runs` are merged.
+class TextDigest:
+    """A name for the beginning of a rendered text that ends with a run: histories that spell the same have the same.
+    Neighbouring texts must have been merged.
     """
-    digest, digests = hashlib.blake2b(digest_size=16), []
-    for run in runs:
+
+    def __init__(self, runs: Iterable[Run | Segment] = ()) -> None:
+        self._hash = hashlib.blake2b(digest_size=16)
+        for run in runs:
+            self.add(run)
+
+    def add(self, run: Run | Segment) -> str:
+        """The name of the text with one more run."""
         text = run.text.encode("utf-8", "surrogatepass")
-        digest.update(b"%d:%d:" % (run.special, len(text)) + text)
-        digests.append(digest.hexdigest())
-    return digests
+        self._hash.update(b"%d:%d:" % (run.special, len(text)) + text)
+        return self.name
+
+    @property
+    def name(self) -> str:
+        return self._hash.hexdigest()
+
+
+def text_digests(runs: Sequence[Run | Segment]) -> list[str]:
+    """The names of all beginnings, the shortest first."""
+    digest = TextDigest()
+    return [digest.add(run) for run in runs]
 
 
 def merged(runs: Sequence[Run]) -> tuple[Run, ...]:
@@ -141,6 +157,7 @@ def encode(manifest: Manifest) -> list[container.Part]:
         "group": json.dumps(manifest.group),
         "pinned": str(int(manifest.pinned)),
         "final": str(int(manifest.final)),
+        "answers": json.dumps([[place.digest, place.run, place.lead] for place in manifest.answers]),
         "created": repr(manifest.created),
         "used": repr(manifest.used),
     }
@@ -182,6 +199,7 @@ def decode(file: bytes, with_text: bool = True) -> Manifest:
             pinned=said["pinned"] == "1",
             final=said.get("final") == "1",
             record=text.record,
+            answers=_places(said.get("answers", "[]")),
             created=float(said["created"]),
             used=float(said["used"]),
         )
@@ -194,3 +212,10 @@ def decode(file: bytes, with_text: bool = True) -> Manifest:
     if with_text and sum(run.tokens for run in manifest.runs) != len(manifest.tokens):
         raise StoreError("the text does not belong to the tokens")
     return manifest
+
+
+def _places(text: str) -> tuple[AnswerPlace, ...]:
+    """Where answers begin. What can't be right is left out: then an answer is computed again if it is spelt anew."""
+    found = json.loads(text)
+    places = [AnswerPlace(str(digest), int(run), int(lead)) for digest, run, lead in found]
+    return tuple(place for place in places if place.run >= 0 and place.lead >= 0)

@@ -2,7 +2,8 @@
 
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,7 @@ from everwarm.kv.index.tree import Node, common_tokens
 from everwarm.kv.manifest import Manifest, merged, text_digests
 from everwarm.kv.receipt import Cause, Receipt, Why
 from everwarm.kv.warm.restore import Restorer
-from everwarm.types import Run
+from everwarm.types import AnswerPlace, Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,15 @@ class Alone:
         self.kv.close()
 
 
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """An answer that was given once."""
+
+    agent: Agent
+    history: History
+    place: AnswerPlace
+
+
 class Turn:
     """Owned by one request from `AgentStore.open_turn` to `release`."""
 
@@ -94,6 +104,7 @@ class Turn:
         self._sealed: list[Node] = []  # full blocks
         self._claimed: list[Node] = []
         self._root: Node | None = None
+        self._answered: dict[int, dict[str, list[Answered]]] = {}  # by agents that were looked at
 
     def continue_branch(self, digests: list[str]) -> None:
         """Let a conversation without a name go on from one whose text is a beginning of its own, the longest first.
@@ -106,6 +117,31 @@ class Turn:
             self.agent = agent
             self.history = self._histories.read(agent)
             self.receipt.agent = agent.name
+
+    def answers_behind(self, digest: str) -> Iterator[Answered]:
+        """Answers that were given behind a text with this digest: of this history or, for a conversation that has no
+        name and no history yet, of its group.
+        """
+        origin = self._parent or self.agent
+        if origin is not None:
+            yield from self._answers_of(origin, self.history).get(digest, ())
+            return
+        for agent in self._histories.agents.answered(self.tenant, self.group, digest):
+            yield from self._answers_of(agent).get(digest, ())
+
+    def _answers_of(self, agent: Agent, history: History | None = None) -> dict[str, list[Answered]]:
+        """By the digests of the texts that they follow."""
+        if id(agent) not in self._answered:
+            found = self._answered[id(agent)] = defaultdict[str, list[Answered]](list)
+            if (history := history or self._histories.peek(agent)) is not None:
+                for place in history.answers:
+                    found[place.digest].append(Answered(agent, history, place))
+        return self._answered[id(agent)]
+
+    def branch_off(self, answered: Answered) -> None:
+        """A conversation without a name goes on from the history of another one, which stays as it is."""
+        assert self.agent is None
+        self._parent, self.history = answered.agent, answered.history
 
     def acquire(self, tokens: Sequence[int], diverged_at_char: int | None = None) -> Receipt:
         """Find the longest known prefix and make it part of `kv`. At least the last token is left to be computed."""
@@ -190,10 +226,12 @@ class Turn:
         wait: bool | None = None,
         final: bool = False,
         record: Mapping[str, Any] | None = None,
+        answers: tuple[AnswerPlace, ...] = (),
     ) -> Receipt:
         """The history is now all tokens that were given, spelt by `runs`. With durability `turn` this returns when it
         is safe; `receipt.committed` and `receipt.error` say whether it is. `final`: the agent is a point of a history,
-        which never changes and is kept like a conversation without a name; `record` is kept with it.
+        which never changes and is kept like a conversation without a name; `record` is kept with it. `answers`: what of
+        it the model has said.
         """
         histories, ids = self._histories, self._histories.ids
         started = time.perf_counter()
@@ -220,6 +258,7 @@ class Turn:
             pinned=agent.pinned,
             final=final,
             record=record,
+            answers=answers,
             created=agent.created,
             used=histories.clock(),
         )

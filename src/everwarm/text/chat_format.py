@@ -76,8 +76,12 @@ class ChatFormat:
             return self.template.render(messages, tools=tools, watch=watch, **known)
         return [*self.template.render(messages[:-1], tools=tools, watch=watch, **known), Segment(begun)]
 
-    def parser(self, tools: Sequence[Tool] | None, prompt: Sequence[Segment]) -> Callable[[], OutputParser]:
-        """Makes a parser for each answer to a prompt."""
+    def parser(
+        self, tools: Sequence[Tool] | None, prompt: Sequence[Segment], *, strict: bool = False
+    ) -> Callable[[], OutputParser]:
+        """Makes a parser for each answer to a prompt. A `strict` one takes no call for one that is not written in the
+        model's own format.
+        """
         schemas = _schemas(tools or ())
         reasoning = self.reasoning
         inside = reasoning is not None and begins_inside(reasoning, prompt)
@@ -85,19 +89,19 @@ class ChatFormat:
         def make() -> OutputParser:
             if reasoning is HARMONY:
                 return call_parser("harmony", schemas, self._controls)
-            parser = self._call_parser(schemas)
+            parser = self._call_parser(schemas, lenient=self._lenient and not strict)
             if reasoning is None:
                 return parser
             return ReasoningParser(reasoning, parser, inside=inside, controls=self._controls)
 
         return make
 
-    def _call_parser(self, tools: Tools) -> OutputParser:
+    def _call_parser(self, tools: Tools, *, lenient: bool) -> OutputParser:
         if not tools or self._tool_parser == "none":
             return PlainText()
         name = self.tool_format
         parser = call_parser(name, tools, self._controls)
-        if not self._lenient:
+        if not lenient:
             return parser
         reader = WholeObject(LENIENT, tools, self._controls, id_maker(name))
         return Lenient(parser, reader, fenced_only=name == "llama3")
