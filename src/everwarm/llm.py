@@ -32,7 +32,7 @@ from everwarm.engine.sampling import Sampling
 from everwarm.engine.score import Score, score
 from everwarm.errors import ConfigError, EverwarmError, ModelError, RequestError, TemplateError
 from everwarm.events import End, Event
-from everwarm.generation import Drafter, Generation, Message, Point, Request, Runtime
+from everwarm.generation import Ahead, Drafter, Generation, Message, Point, Request, Runtime
 from everwarm.generation.generation import LONG_TEXT
 from everwarm.generation.reasoning_gate import ReasoningGate
 from everwarm.kv.agent import check_name
@@ -55,6 +55,7 @@ from everwarm.settings import Settings
 from everwarm.sizes import in_bytes
 from everwarm.text.chat import ChatTemplate
 from everwarm.text.chat_format import ChatFormat
+from everwarm.text.next_turn import common_beginning, next_conversations
 from everwarm.text.output_parser import OutputParser, PlainText
 from everwarm.text.reasoning import Thinking, begins_inside
 from everwarm.text.tokenizer import Tokenizer
@@ -176,6 +177,7 @@ class LLM:
         self._agents: AgentStore | None = None
         self._engine: Engine | None = None
         self.admission = Admission(Budget(self._index, MOST_RUNNING))
+        self._ahead = Ahead() if settings.prefill_ahead else None
         self._opening = threading.Lock()
         self._chat: ChatFormat | TemplateError | None = None
         self._long_texts: Line[None] = Line()
@@ -184,6 +186,8 @@ class LLM:
 
     def close(self) -> None:
         self._closing.set()
+        if self._ahead is not None:
+            self._ahead.close()
         if self._engine is not None:
             self._engine.close()
         if self._agents is not None:
@@ -397,6 +401,24 @@ class LLM:
         )
         return segments, self.tokenizer.add_bos and not opens_with_bos
 
+    def _next_prompt(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+        thinking: Thinking | None,
+        variables: Mapping[str, Any] | None,
+        answer: Message,
+    ) -> tuple[list[Segment], bool] | None:
+        """How the prompt of the next turn begins, whatever is said then; None if that can't be told."""
+        try:
+            made = [
+                self._chat_segments(conversation, tools, thinking, variables, None)
+                for conversation in next_conversations(messages, answer)
+            ]
+        except EverwarmError:
+            return None
+        return (common_beginning([segments for segments, _ in made]), made[0][1]) if made else None
+
     def _raw_segments(self, prompt: str | None, special: bool) -> tuple[list[Segment], bool]:
         if not isinstance(prompt, str):
             raise RequestError(f"prompt: expected a text, found {type(prompt).__name__}")
@@ -487,7 +509,7 @@ class LLM:
             check_name(agent, "agent")
         limit = min(context or self.config.context, self.config.context)
         content: list[int] | tuple[list[Segment], bool]
-        reader = None
+        reader = next_prompt = None
         if tokens is not None:
             content = ids = _token_ids(tokens)
             check_prompt(self.model, ids)
@@ -499,6 +521,7 @@ class LLM:
             if parser is None and messages is not None:
                 offered = None if tool_choice is not None and tool_choice.mode == "none" else tools
                 parser, reader = self.chat.parser(offered, content[0]), partial(_reader, self.chat, offered)
+                next_prompt = partial(self._next_prompt, messages, offered, thinking, template_variables)
             if messages is not None and constraint is None:
                 called = self.call_grammar(tools, tool_choice)
                 constraint = None if called is None else self.grammars.constraint(called)
@@ -523,10 +546,11 @@ class LLM:
             drafter=drafter,
             parser=parser or PlainText,
             reader=reader,
+            next_prompt=next_prompt,
             most_calls=None if tool_choice is None or tool_choice.parallel else 1,
             point=point,
         )
-        return Generation(self.runtime(store=cache), request)
+        return Generation(self.runtime(store=cache), request, self._ahead)
 
     def _gate(
         self, prompt: Sequence[Segment], budget: int | None, constraint: Callable[[], Constraint] | None

@@ -157,6 +157,13 @@ def test_duplicate_keys_of_the_model_are_never_read_into_a_client(llm: LLM) -> N
     assert said(llm, messages, "Nothing.", agent="alice")[1].replayed_answers == 0
 
 
+def test_control_tokens_that_no_client_sees_do_not_come_back(llm: LLM) -> None:
+    answer, _, _ = said(llm, ASKED, "One <|im_start|>two. ", agent="alice")
+    assert answer["content"] == "One two. "
+    messages = [*ASKED, {"role": "assistant", "content": "One two."}, {"role": "user", "content": "So?"}]
+    assert said(llm, messages, "Nothing.", agent="alice")[1].replayed_answers == 0
+
+
 def test_a_call_that_was_written_without_its_tags(llm: LLM) -> None:
     """Leniently read; the template writes the tags. What the model wrote stays as it is."""
     _, receipt, _ = said(llm, ASKED, '{"name":"look","arguments":{"path":"b"}}', agent="alice")

@@ -19,6 +19,7 @@ from everwarm.engine.sampler import Sampler
 from everwarm.engine.sequence import Sequence
 from everwarm.errors import CancelledError
 from everwarm.events import End, Event, Failed, Usage
+from everwarm.generation.ahead import Ahead, Job
 from everwarm.generation.output import EventQueue, Output, Stopped, StopQueue
 from everwarm.generation.replay import has_odd_calls, places, replay
 from everwarm.generation.request import Drafter, Request
@@ -63,8 +64,10 @@ class _Computation:
 class Generation:
     """Iterate over `events`, or `run` it with a queue: one of them, once. `cancel` from anywhere."""
 
-    def __init__(self, runtime: Runtime, request: Request) -> None:
+    def __init__(self, runtime: Runtime, request: Request, ahead: Ahead | None = None) -> None:
+        """`ahead`: who computes while nobody asks for anything. It waits while this runs."""
         self._runtime = runtime
+        self._ahead = ahead
         self._request = request
         self._cancelled = Cancellation()
         self._sequence: Sequence | None = None
@@ -92,7 +95,7 @@ class Generation:
         """
         sampling = replace(self._request.sampling, seed=seed)
         request = replace(self._request, sampling=sampling, agent=None, group="", keep=False, point=None, choice=number)
-        other = Generation(self._runtime, request)
+        other = Generation(self._runtime, request, self._ahead)
         other._prompt_of = self
         return other
 
@@ -147,6 +150,8 @@ class Generation:
     def _submit(self, held: ExitStack, queue: EventQueue, stopped: StopQueue) -> _Computation:
         """Wait for whatever is needed, then hand the sequence to the engine."""
         runtime, request = self._runtime, self._request
+        if self._ahead is not None:
+            held.enter_context(self._ahead.request(runtime))
         if runtime.store is None:
             turn, prompt = None, self._tokenise_alone()
         else:
@@ -209,6 +214,10 @@ class Generation:
         if self._request.reader is not None:
             answers = places(turn.history.answers, prompt.kept_runs, runs)
         turn.commit((*runs, *spelt), said, final=point is not None, record=record, answers=answers)
+        if self._ahead is not None and self._request.next_prompt is not None and self._request.reader is not None:
+            next_prompt, message = self._request.next_prompt, output.answer.message()
+            job = Job(turn.tenant, turn.receipt.agent, lambda: next_prompt(message), self._request.reader)
+            self._ahead.offer(self._runtime, job)
 
     def _continues(self, ids: list[int]) -> bool:
         """After a control token a text begins, else it goes on: only then is a leading space part of it."""

@@ -158,13 +158,15 @@ def _says_the_same(here: Sequence[Segment], said: Sequence[Segment], before: Seq
 
 
 def _meaning(runs: Sequence[Segment], parser: OutputParser) -> Meaning | None:
-    """What an answer says; None if that can be told from its spelling only."""
+    """What an answer says; None if that can be told from its spelling only: no client sees other control tokens."""
     answer = Answer()
     for run in runs:
         if not run.special:
             answer.add(parser.feed(run.text))
         elif run.text in parser.control_tokens:
             answer.add(parser.control(run.text))
+        else:
+            return None
     answer.add(parser.finish())
     calls = [(call.name, canonical(call.arguments)) for call in answer.calls]
     known = tuple((name, arguments) for name, arguments in calls if arguments is not None)

@@ -44,6 +44,8 @@ class Request:
     drafter: Drafter | None = None
     parser: Callable[[], OutputParser] = PlainText  # makes one: it has the state of one choice
     reader: Reader | None = None  # how answers in a prompt of messages are read; None: none are looked for
+    next_prompt: Callable[[Message], tuple[list[Segment], bool] | None] | None = None
+    """How the next prompt will begin if the answer is this message: what is certain of it, and whether with BOS."""
     most_calls: int | None = None  # the answer ends with so many tool calls
     point: Point | None = None
     choice: int = 0

@@ -76,6 +76,14 @@ class Answered:
     place: AnswerPlace
 
 
+def answers_by_digest(agent: Agent, history: History) -> dict[str, list[Answered]]:
+    """By the digests of the texts that they follow."""
+    found = defaultdict[str, list[Answered]](list)
+    for place in history.answers:
+        found[place.digest].append(Answered(agent, history, place))
+    return found
+
+
 class Turn:
     """Owned by one request from `AgentStore.open_turn` to `release`."""
 
@@ -132,10 +140,8 @@ class Turn:
     def _answers_of(self, agent: Agent, history: History | None = None) -> dict[str, list[Answered]]:
         """By the digests of the texts that they follow."""
         if id(agent) not in self._answered:
-            found = self._answered[id(agent)] = defaultdict[str, list[Answered]](list)
-            if (history := history or self._histories.peek(agent)) is not None:
-                for place in history.answers:
-                    found[place.digest].append(Answered(agent, history, place))
+            history = history or self._histories.peek(agent)
+            self._answered[id(agent)] = {} if history is None else answers_by_digest(agent, history)
         return self._answered[id(agent)]
 
     def branch_off(self, answered: Answered) -> None:
@@ -163,6 +169,25 @@ class Turn:
         events["cached_tokens"] += receipt.cached_tokens
         events["prompt_tokens"] += receipt.prompt_tokens
         return receipt
+
+    def begin_ahead(self, tokens: Sequence[int]) -> bool:
+        """Make the blocks of these tokens that are in memory part of `kv`, with memory for the others: only if that
+        takes nothing from anybody, in memory or on disk. Whether it did; not if all is known already.
+        """
+        index = self._index
+        self._tokens = token_bytes(tokens)
+        with index.lock:
+            matched, nodes = self._find()
+            missing = -(-len(tokens) // index.block_tokens) + 1 - len(nodes)
+            tier = self._histories.tier
+            spare = tier is None or missing * index.block_bytes <= tier.spare_bytes
+            if matched >= len(tokens) or not spare or not index.has_free(missing):
+                return False
+            if any(node.block is None for node in nodes):
+                return False
+            self._take(matched, nodes, Receipt(""))
+            self.kv.reserve(len(tokens), wait=False)
+        return True
 
     def suspend(self) -> None:
         """Give up the memory. What was computed is known, on its way to disk, and found again by `resume`."""
