@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from everwarm.engine.admission import Admission, Room
-from everwarm.engine.budget import Budget
+from everwarm.engine.admission import Admission, Budget, Room
 from everwarm.errors import CancelledError, CapacityError
 from everwarm.waiting import Cancellation
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 import everwarm
 from everwarm.events import Answer, End
-from everwarm.generation.replay import canonical, places
+from everwarm.generation.replay import canonical
+from everwarm.kv.manifest import answer_places as places
 from everwarm.kv.receipt import Receipt
 from everwarm.llm import LLM
 from everwarm.types import AnswerPlace, Segment

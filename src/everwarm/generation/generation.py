@@ -21,10 +21,10 @@ from everwarm.errors import CancelledError
 from everwarm.events import End, Event, Failed, Usage
 from everwarm.generation.ahead import Ahead, Job
 from everwarm.generation.output import EventQueue, Output, Stopped, StopQueue
-from everwarm.generation.replay import has_odd_calls, places, replay
+from everwarm.generation.replay import has_odd_calls, replay
 from everwarm.generation.request import Drafter, Request
 from everwarm.generation.runtime import Runtime
-from everwarm.kv.manifest import text_digests
+from everwarm.kv.manifest import answer_places, text_digests
 from everwarm.kv.receipt import Cause, Receipt, Why
 from everwarm.kv.store import AgentStore
 from everwarm.kv.turn import Alone, Turn
@@ -212,7 +212,7 @@ class Generation:
         said = None if messages is None else (*messages, output.answer.message())
         answers: tuple[AnswerPlace, ...] = ()
         if self._request.reader is not None:
-            answers = places(turn.history.answers, prompt.kept_runs, runs)
+            answers = answer_places(turn.history.answers, prompt.kept_runs, runs)
         turn.commit((*runs, *spelt), said, final=point is not None, record=record, answers=answers)
         if self._ahead is not None and self._request.next_prompt is not None and self._request.reader is not None:
             next_prompt, message = self._request.next_prompt, output.answer.message()
@@ -255,7 +255,9 @@ class Generation:
         request, tokenizer = self._request, self._runtime.tokenizer
         if turn.agent is None and request.keep:
             turn.continue_branch(text_digests(wanted))
-        if request.reader is None or goes_on(turn.history.runs, wanted) or has_odd_calls(request.messages or ()):
+        if request.reader is None or not turn.may_know_answers or goes_on(turn.history.runs, wanted):
+            return wanted
+        if has_odd_calls(request.messages or ()):
             return wanted
         ends = frozenset(map(tokenizer.token_text, tokenizer.eog_ids))
         found = replay(wanted, ends, turn.answers_behind, request.reader)

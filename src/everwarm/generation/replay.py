@@ -19,10 +19,7 @@ from everwarm.events import Answer
 from everwarm.kv.manifest import TextDigest
 from everwarm.kv.turn import Answered
 from everwarm.text.output_parser import OutputParser
-from everwarm.types import AnswerPlace, Run, Segment
-
-MOST_PLACES = 256
-"""Answers of a history that are remembered, the latest."""
+from everwarm.types import Run, Segment
 
 Reader = Callable[[Sequence[Segment], bool], OutputParser]
 """Makes a parser for what follows a text. With True it was written by the chat template: there is nothing to be lenient
@@ -73,16 +70,6 @@ def replay(
             digest.add(run)
         at = end
     return found
-
-
-def places(kept: Sequence[AnswerPlace], kept_runs: int, prompt: Sequence[Spelt]) -> tuple[AnswerPlace, ...]:
-    """Where the answers of a history are: those of an earlier one whose first runs were kept, and the new one, which
-    follows the prompt.
-    """
-    run = len(prompt) if not prompt or prompt[-1].special else len(prompt) - 1
-    lead = len(prompt[run].text) if run < len(prompt) else 0
-    new = AnswerPlace(TextDigest(prompt[:run]).name, run, lead)
-    return (*(place for place in kept if place.run < min(kept_runs, run)), new)[-MOST_PLACES:]
 
 
 class _OddError(ValueError):

@@ -107,6 +107,10 @@ class Agents:
             known = (self.by_text.get((tenant, group, digest)) for digest in reversed(digests))
             return next((agent for agent in known if agent is not None and self.claim(agent)), None)
 
+    @property
+    def has_answers(self) -> bool:
+        return bool(self.by_answer)
+
     def answered(self, tenant: str, group: str, digest: str) -> list[Agent]:
         """Branches that have given an answer behind a text with this digest, the latest used first; not all."""
         with self._index.lock:

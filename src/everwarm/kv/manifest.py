@@ -22,6 +22,8 @@ from everwarm.types import AnswerPlace, Run, Segment
 FORMAT = "everwarm-agent"
 VERSION = "1"
 _MOST_TEXT = 256 << 20
+MOST_PLACES = 256
+"""Answers of a history that are remembered, the latest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,18 @@ def text_digests(runs: Sequence[Run | Segment]) -> list[str]:
     """The names of all beginnings, the shortest first."""
     digest = TextDigest()
     return [digest.add(run) for run in runs]
+
+
+def answer_places(
+    kept: Sequence[AnswerPlace], kept_runs: int, prompt: Sequence[Run | Segment]
+) -> tuple[AnswerPlace, ...]:
+    """Where the answers of a history are: those of an earlier one whose first runs were kept, and the new one, which
+    follows the prompt.
+    """
+    run = len(prompt) if not prompt or prompt[-1].special else len(prompt) - 1
+    lead = len(prompt[run].text) if run < len(prompt) else 0
+    new = AnswerPlace(TextDigest(prompt[:run]).name, run, lead)
+    return (*(place for place in kept if place.run < min(kept_runs, run)), new)[-MOST_PLACES:]
 
 
 def merged(runs: Sequence[Run]) -> tuple[Run, ...]:

@@ -126,6 +126,13 @@ class Turn:
             self.history = self._histories.read(agent)
             self.receipt.agent = agent.name
 
+    @property
+    def may_know_answers(self) -> bool:
+        """Whether `answers_behind` may find any."""
+        if self._parent is None and self.agent is None:
+            return self._histories.agents.has_answers
+        return bool(self.history.answers)
+
     def answers_behind(self, digest: str) -> Iterator[Answered]:
         """Answers that were given behind a text with this digest: of this history or, for a conversation that has no
         name and no history yet, of its group.
