@@ -23,7 +23,8 @@ import numpy as np
 import numpy.typing as npt
 
 from everwarm import config, kernels
-from everwarm.engine.admission import Admission, Budget
+from everwarm.engine.admission import Admission
+from everwarm.engine.budget import Budget
 from everwarm.engine.engine import Engine
 from everwarm.engine.prefill import check_prompt, prefill, too_long
 from everwarm.engine.processors import Constraint

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from everwarm.engine.admission import Admission, Budget, Room
+from everwarm.engine.admission import Admission, Room
+from everwarm.engine.budget import Budget
 from everwarm.errors import CancelledError, CapacityError
 from everwarm.waiting import Cancellation
 
