@@ -60,7 +60,6 @@ from everwarm.text.output_parser import OutputParser, PlainText
 from everwarm.text.reasoning import Thinking, begins_inside
 from everwarm.text.tokenizer import Tokenizer
 from everwarm.text.tool_calls.choice import ToolChoice
-from everwarm.text.tool_calls.formats import FORMATS
 from everwarm.types import Segment
 from everwarm.waiting import Line
 from everwarm.weights.cache.cache import WeightCache
@@ -309,23 +308,28 @@ class LLM:
                 self._grammars = Grammars(self.tokenizer)
             return self._grammars
 
-    def _constraint(self, **given: object) -> Callable[[], Constraint]:
-        from everwarm.structured.asked import asked_grammar
+    def answer_grammar(
+        self, asked: "Grammar | None", tools: Sequence[Mapping[str, Any]] | None, choice: ToolChoice | None
+    ) -> "Grammar | None":
+        """What an answer must follow: what is `asked` for, and how tools are called. None: any answer will do. Raises
+        RequestError.
+        """
+        if not tools:
+            return asked
+        from everwarm.generation.answer_grammar import answer_grammar
 
-        asked = asked_grammar(**given)
-        assert asked is not None
-        return self.grammars.constraint(asked)
+        return answer_grammar(asked, self.chat, tools, choice, self.tokenizer.special_tokens)
 
-    def call_grammar(self, tools: Sequence[Mapping[str, Any]] | None, choice: ToolChoice | None) -> "Grammar | None":
-        """Answers that call one of these tools, as `choice` requires; None if it requires none. Raises RequestError."""
-        if choice is None or choice.mode != "required" or not tools:
-            return None
-        from everwarm.structured.calls import grammar_for_calls, tool_schemas
+    def _constraint(
+        self, tools: Sequence[Mapping[str, Any]] | None, choice: ToolChoice | None, **given: object
+    ) -> Callable[[], Constraint] | None:
+        asked = None
+        if any(value is not None for value in given.values()):
+            from everwarm.structured.asked import asked_grammar
 
-        offered = tool_schemas(tools)
-        chosen = {name: schema for name, schema in offered.items() if not choice.names or name in choice.names}
-        form = FORMATS[self.chat.tool_format]
-        return grammar_for_calls(form, chosen, parallel=choice.parallel, controls=self.tokenizer.special_tokens)
+            asked = asked_grammar(**given)
+        grammar = self.answer_grammar(asked, tools, choice)
+        return None if grammar is None else self.grammars.constraint(grammar)
 
     @property
     def waiting(self) -> int:
@@ -499,10 +503,13 @@ class LLM:
         agent waits for the first.
         """
         checked = self.check_options(max_tokens=max_tokens, stop=stop, **sampling)
-        if schema is not None or regex is not None or grammar is not None:
-            if constraint is not None:
-                raise RequestError("give either a constraint or one of schema, regex and grammar")
-            constraint, after_reasoning = self._constraint(schema=schema, regex=regex, grammar=grammar), True
+        follows = schema is not None or regex is not None or grammar is not None
+        if follows and constraint is not None:
+            raise RequestError("give either a constraint or one of schema, regex and grammar")
+        if constraint is None and (follows or (tools and messages is not None)):
+            offered = None if messages is None else tools
+            constraint = self._constraint(offered, tool_choice, schema=schema, regex=regex, grammar=grammar)
+            after_reasoning = after_reasoning or constraint is not None
         if sum(source is not None for source in (prompt, messages, tokens)) != 1:
             raise RequestError("give exactly one of prompt, messages and tokens")
         if agent is not None:
@@ -522,10 +529,6 @@ class LLM:
                 offered = None if tool_choice is not None and tool_choice.mode == "none" else tools
                 parser, reader = self.chat.parser(offered, content[0]), partial(_reader, self.chat, offered)
                 next_prompt = partial(self._next_prompt, messages, offered, thinking, template_variables)
-            if messages is not None and constraint is None:
-                called = self.call_grammar(tools, tool_choice)
-                constraint = None if called is None else self.grammars.constraint(called)
-                after_reasoning = after_reasoning or constraint is not None
             budget = None if thinking is None else thinking.budget
             if messages is not None and (after_reasoning or budget is not None):
                 constraint = self._gate(content[0], budget, constraint)

@@ -11,6 +11,7 @@ from everwarm.errors import RequestError
 from everwarm.text.chat import ChatTemplate, Watch
 from everwarm.text.output_parser import OutputParser, PlainText
 from everwarm.text.reasoning import HARMONY, ReasoningParser, Thinking, begins_inside, reasoning_format_of
+from everwarm.text.tool_calls.formats import FORMATS, ToolFormat
 from everwarm.text.tool_calls.in_text import with_tools_in_text
 from everwarm.text.tool_calls.lenient import NAME as LENIENT
 from everwarm.text.tool_calls.lenient import Lenient, WholeObject
@@ -50,6 +51,11 @@ class ChatFormat:
         support = self.template.tool_support()
         known = support.lists_tools or support.writes_calls
         return (format_of(self.template.source(tools=True)) if known else None) or DEFAULT
+
+    @property
+    def call_format(self) -> ToolFormat | None:
+        """The marks around calls; None if calls are left as text."""
+        return None if self._tool_parser == "none" else FORMATS[self.tool_format]
 
     def render(
         self,
