@@ -1,6 +1,7 @@
 """Iterators that are not read to their end: closing them never waits, whoever closes them."""
 
 import gc
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,8 @@ from typing import Any
 import pytest
 
 import everwarm
-from everwarm.llm import LLM
+from everwarm.errors import CancelledError, EverwarmError
+from everwarm.llm import LLM, Generation
 from tiny import Tiny
 from waiting_until import wait_until
 
@@ -109,3 +111,40 @@ def test_a_model_that_nobody_closed_is_closed_when_it_is_collected(
     del llm
     gc.collect()
     wait_until(lambda: store.shared._lease is None)
+
+
+def failure(generation: Generation) -> BaseException:
+    """What ends it."""
+    try:
+        list(generation.events())
+    except EverwarmError as error:
+        return error
+    raise AssertionError("it came to its end")
+
+
+def test_a_prompt_that_was_given_up_is_on_disk_as_far_as_it_was_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that gives up and tries again makes progress, also if the server was killed in between."""
+    monkeypatch.setenv("EVERWARM_HOME", str(tmp_path / "home"))
+    path = tmp_path / "tiny.gguf"
+    Tiny(context=2048).write(path)
+    words = "word " * 390
+    with everwarm.load(path, warm="on") as llm:
+        llm.engine._scheduler._most_rows = 64
+        generation = llm.start(words, max_tokens=1)
+        failed: list[BaseException] = []
+        reader = threading.Thread(target=lambda: failed.append(failure(generation)))
+        reader.start()
+        wait_until(lambda: (found := generation.progress) is not None and found.computed >= 256)
+        generation.cancel()
+        reader.join()
+        assert isinstance(failed[0], CancelledError)
+        llm.agents.flush()
+        shutil.copytree(tmp_path / "home", tmp_path / "killed")  # what is on disk at this moment
+    monkeypatch.setenv("EVERWARM_HOME", str(tmp_path / "killed"))
+    with everwarm.load(path, warm="on") as llm:
+        again = llm.generate(words, max_tokens=3)
+        assert 256 <= again.cached_tokens < again.prompt_tokens
+        assert again.receipt.tier == "warm"
+        assert again.tokens == llm.generate(words, max_tokens=3, cache=False).tokens
