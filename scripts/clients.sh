@@ -23,7 +23,9 @@ for package in "${python_packages[@]}"; do
   name=${package%%[*}
   if wanted "$name"; then
     test -x "$folder/$name/bin/python" || python3 -m venv "$folder/$name"
-    "$folder/$name/bin/python" -m pip install --quiet --disable-pip-version-check "$package"
+    also=()
+    if [ "$name" = litellm ]; then also=(mcp); fi  # it imports it as soon as there are tools
+    "$folder/$name/bin/python" -m pip install --quiet --disable-pip-version-check "$package" "${also[@]}"
     "$folder/$name/bin/python" -m pip freeze > "$folder/$name.versions"
   fi
 done

@@ -21,6 +21,9 @@ from everwarm.kv.turn import Answered
 from everwarm.text.output_parser import OutputParser
 from everwarm.types import Run, Segment
 
+MOST_LONGER = 64
+"""No other spelling is so many times as long: what is longer need not be read."""
+
 Reader = Callable[[Sequence[Segment], bool], OutputParser]
 """Makes a parser for what follows a text. With True it was written by the chat template: there is nothing to be lenient
 about.
@@ -46,15 +49,16 @@ def replay(
     out: list[Segment] = []
     found = Replay(out)
     digest, at = TextDigest(), 0
+    next_end = [*_next_ends(runs, ends)]
     while at < len(runs):
-        end = next((i for i in range(at, len(runs)) if runs[i].special and runs[i].text in ends), None)
+        end = next_end[at]
         if end is None:  # no answer ends here any more
             out += runs[at:]
             break
         for answered in find(digest.name):
             said, lead = _spelt(answered, ends)
             here = _behind(runs[at:end], lead)
-            if here is None:
+            if here is None or _length(here) > MOST_LONGER * (_length(said) + MOST_LONGER):
                 continue
             same = _texts(here) == _texts(said)
             before = [*out, Segment(lead)]
@@ -109,6 +113,21 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 def _refuse(name: str) -> object:
     raise _OddError(f"{name} is no JSON")
+
+
+def _next_ends(runs: Sequence[Segment], ends: frozenset[str]) -> Iterable[int | None]:
+    """For each run, which one ends an answer next."""
+    found: list[int | None] = []
+    next_end = None
+    for number in range(len(runs) - 1, -1, -1):
+        if runs[number].special and runs[number].text in ends:
+            next_end = number
+        found.append(next_end)
+    return reversed(found)
+
+
+def _length(runs: Sequence[Segment]) -> int:
+    return sum(len(run.text) for run in runs)
 
 
 def _spelt(answered: Answered, ends: frozenset[str]) -> tuple[list[Segment], str]:
