@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+COLD_BELOW = 0.1
+"""A prompt of which a smaller share was reused counts as cold: it takes about as long as one that is new."""
+
 
 class Cause(StrEnum):
     """Why so much of a prompt was reused and not more, as one of a few words. Metrics use them as labels."""
@@ -32,7 +35,7 @@ class Receipt:
     """Filled in as the turn goes on; complete when it ends."""
 
     agent: str
-    tier: str = "cold"  # hot, warm (something was read from disk) or cold (nothing was reused)
+    tier: str = "cold"  # hot, warm (something was read from disk), cold (less than `COLD_BELOW` was reused)
     prompt_tokens: int = 0
     cached_tokens: int = 0  # of the prompt, not computed again
     match: str = "none"  # exact, extended, diverged, shared (another history's prefix), none

@@ -17,7 +17,7 @@ from everwarm.kv.histories import Histories, History
 from everwarm.kv.index.index import Index
 from everwarm.kv.index.tree import Node, common_tokens
 from everwarm.kv.manifest import Manifest, merged, text_digests
-from everwarm.kv.receipt import Cause, Receipt, Why
+from everwarm.kv.receipt import COLD_BELOW, Cause, Receipt, Why
 from everwarm.kv.warm.restore import Restorer
 from everwarm.types import Run
 
@@ -119,7 +119,7 @@ class Turn:
         receipt.lookup_s = time.perf_counter() - started
         why = self._take(matched, nodes, receipt)
         receipt.cached_tokens = self.kv.length
-        if not self.kv.length:
+        if receipt.cached_tokens < COLD_BELOW * receipt.prompt_tokens:
             receipt.tier = "cold"
         self._explain(why, whole_prompt=matched == len(tokens))
         events = self._index.counts.events
