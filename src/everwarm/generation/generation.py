@@ -163,6 +163,7 @@ class Generation:
             alone = None
             held.enter_context(closing(turn.kv))
             receipt = turn.acquire(ids, prompt.diverged_at_char)
+        receipt.rules = request.rules
         self.receipt = receipt
         constraint = request.constraint() if request.constraint is not None else None
         sampler = Sampler(request.sampling, ids, runtime.model.config.vocab_size, runtime.rows, constraint)

@@ -44,4 +44,5 @@ class Request:
     parser: Callable[[], OutputParser] = PlainText  # makes one: it has the state of one choice
     most_calls: int | None = None  # the answer ends with so many tool calls
     point: Point | None = None
+    rules: tuple[str, ...] = ()  # those that have changed the prompt
     choice: int = 0

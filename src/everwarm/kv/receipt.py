@@ -59,5 +59,7 @@ class Receipt:
         None  # how the calls of the answer were written: a format of `--tool-parser`, or `lenient`
     )
 
+    rules: tuple[str, ...] = ()  # the rules (`--prompt-rules`) that changed the prompt
+
     def explain(self, why: Why) -> None:
         self.cause, self.reason = why.cause, why.text
