@@ -61,5 +61,9 @@ class Receipt:
 
     rules: tuple[str, ...] = ()  # the rules (`--prompt-rules`) that changed the prompt
 
+    @property
+    def hardly_reused(self) -> bool:
+        return self.cached_tokens < COLD_BELOW * self.prompt_tokens
+
     def explain(self, why: Why) -> None:
         self.cause, self.reason = why.cause, why.text
