@@ -79,6 +79,12 @@ class Generation:
             return None
         return Progress(len(ids), min(sequence.turn.kv.length, len(ids)))
 
+    @property
+    def repeatable(self) -> bool:
+        """Whether it says the same each time it is run: it is greedy, or has a seed."""
+        sampling = self._request.sampling
+        return sampling.temperature == 0 or sampling.seed is not None
+
     def cancel(self) -> None:
         """The reader gets a CancelledError, soon; memory is free at the next step of the engine."""
         self._cancelled.set()
