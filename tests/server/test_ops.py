@@ -480,7 +480,7 @@ def test_a_client_that_does_not_read_counts_as_gone(
             scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
             wire = TextWire(serving, 1, logprobs=False, usage=False, prompt_chars=0)
             request = Request(scope, receive)
-            active = ActiveRequest(serving, request, SharedAnswer(serving, [generation]), "", "default")
+            active = ActiveRequest(serving, request, SharedAnswer(serving, [generation], lambda: wire), "", "default")
             outcomes.append(active.outcome)
             answer = await response.respond(request, active, wire, True)
             await answer(scope, receive, send)

@@ -107,7 +107,7 @@ class Work:
 
 
 def shared(serving: Work, generations: list[Work]) -> SharedAnswer:
-    return SharedAnswer(serving, generations)  # type: ignore[arg-type]
+    return SharedAnswer(serving, generations, lambda: None)  # type: ignore[arg-type, return-value]
 
 
 async def arrive(serving: Work, *items: Any) -> None:

@@ -70,6 +70,8 @@ class Generation:
         self._prompt_of: Generation | None = None  # another choice of the same request, whose prompt this one takes
         self._ids: list[int] | None = None  # of the prompt, once it is tokenised
         self.receipt: Receipt | None = None  # once the prefix was looked up
+        # Whether it says the same each time it is run.
+        self.repeatable = request.sampling.temperature == 0 or request.sampling.seed is not None
 
     @property
     def progress(self) -> Progress | None:
@@ -78,12 +80,6 @@ class Generation:
         if sequence is None or ids is None:
             return None
         return Progress(len(ids), min(sequence.turn.kv.length, len(ids)))
-
-    @property
-    def repeatable(self) -> bool:
-        """Whether it says the same each time it is run: it is greedy, or has a seed."""
-        sampling = self._request.sampling
-        return sampling.temperature == 0 or sampling.seed is not None
 
     def cancel(self) -> None:
         """The reader gets a CancelledError, soon; memory is free at the next step of the engine."""

@@ -5,8 +5,10 @@ or the client says that it tries again (`Idempotency-Key` as before, or `x-stain
 their own. Clients that give up on a long prompt and send it again cost nothing twice.
 """
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from weakref import ReferenceType, ref
 
 from fastapi import Request
 
@@ -25,46 +27,49 @@ class Speaker:
     group: str = ""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Opened:
-    """An answer, and what writes it for one client: a new wire for each."""
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What was asked, and by whom."""
 
-    answer: SharedAnswer
-    wire: Callable[[], Wire]
-    key: str  # `Idempotency-Key` of the first who asked
+    speaker: Speaker
+    path: str
+    body: bytes  # its digest
 
 
 class Joins:
-    """The answers that are being made for the routes of one API."""
+    """The answers that are being made for the routes of one API. It does not keep them."""
 
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
-        self._running: dict[tuple[Speaker, str, bytes], list[Opened]] = {}
+        self._open: dict[_Asked, list[ReferenceType[SharedAnswer]]] = {}
 
     async def open(
         self, request: Request, speaker: Speaker, generations: Sequence[Generation], wire: Callable[[], Wire]
-    ) -> Opened:
+    ) -> SharedAnswer:
         """The answer to a request: one that is being made, or else a new one by these generations. Begin it before
-        anything else is awaited.
+        anything else is awaited. `wire` makes what writes a new one for a client.
         """
-        asked = speaker, request.scope["path"], await request.body()
+        body = hashlib.blake2b(await request.body(), digest_size=32).digest()
+        asked = _Asked(speaker, request.scope["path"], body)
+        self._forget_those_that_are_over()
         key = request.headers.get("idempotency-key", "")
-        same = self._running.setdefault(asked, [])
         again = generations[0].repeatable or _retries(request) > 0
-        for opened in reversed(same):
-            differs = key and opened.key and key != opened.key
-            if opened.answer.can_be_joined and not differs and (again or (key and key == opened.key)):
-                return opened
-        opened = Opened(SharedAnswer(self._serving, generations), wire, key)
-        same.append(opened)
-        opened.answer.when_over(lambda: self._forget(asked, opened))
-        return opened
+        same = self._open.setdefault(asked, [])
+        for reference in reversed(same):
+            if (answer := reference()) is None or not answer.can_be_joined:
+                continue
+            others_key = answer.idempotency_key
+            if (again and not (key and others_key and key != others_key)) or (key and key == others_key):
+                return answer
+        answer = SharedAnswer(self._serving, generations, wire, key)
+        same.append(ref(answer))
+        return answer
 
-    def _forget(self, asked: tuple[Speaker, str, bytes], opened: Opened) -> None:
-        same = self._running[asked]
-        same.remove(opened)
-        if not same:
-            del self._running[asked]
+    def _forget_those_that_are_over(self) -> None:
+        for asked, references in list(self._open.items()):
+            references[:] = [one for one in references if (answer := one()) is not None and not answer.over]
+            if not references:
+                del self._open[asked]
 
 
 def _retries(request: Request) -> int:

@@ -14,6 +14,7 @@ from everwarm.events import End, Event, Failed
 from everwarm.kv.receipt import Receipt
 from everwarm.llm import Generation
 from everwarm.server.serving import Serving
+from everwarm.server.wire import Wire
 
 Item = Event | End | Failed
 
@@ -52,8 +53,16 @@ class SharedAnswer:
     not kept.
     """
 
-    def __init__(self, serving: Serving, generations: Sequence[Generation]) -> None:
+    def __init__(
+        self,
+        serving: Serving,
+        generations: Sequence[Generation],
+        wire: Callable[[], Wire],
+        idempotency_key: str = "",
+    ) -> None:
+        """`wire` makes what writes the answer for one client."""
         self._serving, self._generations = serving, generations
+        self.wire, self.idempotency_key = wire, idempotency_key
         self._queue = LoopQueue(self._receive)
         self._running: dict[int, Generation] = {}  # by the number of the choice
         self._items: list[Item] = []

@@ -38,9 +38,9 @@ def router(serving: Serving) -> APIRouter:
         def wire() -> MessageWire:
             return MessageWire(serving.name, body.max_tokens, kept=body.everwarm.cache and body.marks_cache)
 
-        opened = await joins.open(request, Speaker(tenant, agent or "", group), [generation], wire)
-        active = ActiveRequest(serving, request, opened.answer, agent or "", tenant)
-        response = await respond(request, active, opened.wire(), bool(body.stream))
+        answer = await joins.open(request, Speaker(tenant, agent or "", group), [generation], wire)
+        active = ActiveRequest(serving, request, answer, agent or "", tenant)
+        response = await respond(request, active, answer.wire(), bool(body.stream))
         return with_ignored(response, body.ignored)
 
     @api.post("/v1/messages/count_tokens")

@@ -126,9 +126,9 @@ async def _answer(
         return [first, *(first.another_choice(number, seeds[number]) for number in range(1, count))]
 
     generations = await unless_it_leaves(request, serving.texts.work(request, start))
-    opened = await joins.open(request, Speaker(tenant, agent or "", group), generations, wire)
-    active = ActiveRequest(serving, request, opened.answer, agent or "", tenant)
-    return with_ignored(await respond(request, active, opened.wire(), bool(body.stream)), body.ignored)
+    answer = await joins.open(request, Speaker(tenant, agent or "", group), generations, wire)
+    active = ActiveRequest(serving, request, answer, agent or "", tenant)
+    return with_ignored(await respond(request, active, answer.wire(), bool(body.stream)), body.ignored)
 
 
 def _model(serving: Serving, name: str) -> Json:

@@ -167,12 +167,12 @@ async def _create(
             options |= {"constraint": forced, "after_reasoning": True}
     generation = await unless_it_leaves(request, serving.texts.work(request, start))
     speaker = Speaker(tenant, agent or "", "" if agent else body.prompt_cache_key or "")
-    opened = await joins.open(request, speaker, [generation], lambda: ResponsesWire(head, ids))
-    if not opened.answer.begun:  # else it has another id
-        active[tenant, response_id] = opened.answer
-        opened.answer.when_over(lambda: active.pop((tenant, response_id), None))
-    answering = ActiveRequest(serving, request, opened.answer, agent or "", tenant)
-    response = await respond(request, answering, opened.wire(), bool(body.stream))
+    answer = await joins.open(request, speaker, [generation], lambda: ResponsesWire(head, ids))
+    if not answer.begun:  # else it has another id
+        active[tenant, response_id] = answer
+        answer.when_over(lambda: active.pop((tenant, response_id), None))
+    answering = ActiveRequest(serving, request, answer, agent or "", tenant)
+    response = await respond(request, answering, answer.wire(), bool(body.stream))
     return with_ignored(response, _ignored(body, tools, asked.omitted))
 
 
