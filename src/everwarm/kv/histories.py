@@ -20,6 +20,7 @@ from everwarm.kv.chain import token_bytes
 from everwarm.kv.ids import ModelIds
 from everwarm.kv.index.index import Index
 from everwarm.kv.index.tree import Node
+from everwarm.kv.last_turn import LastTurn
 from everwarm.kv.manifest import Manifest, merged
 from everwarm.kv.receipt import Cause, Why
 from everwarm.kv.warm.manifests import NotRemovedError
@@ -43,6 +44,7 @@ class History:
     generation: int = 0
     lost: str = ""  # why it can't be read
     record: Mapping[str, Any] | None = None  # what else is kept with it
+    last: LastTurn | None = None  # what its last request has reused
 
     @staticmethod
     def of(manifest: Manifest) -> "History":
@@ -53,6 +55,7 @@ class History:
             manifest.messages,
             manifest.generation,
             record=manifest.record,
+            last=manifest.last,
         )
 
     @property

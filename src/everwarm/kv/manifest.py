@@ -17,6 +17,7 @@ import numpy as np
 from everwarm.errors import StoreError
 from everwarm.kv import container
 from everwarm.kv.chain import KEY_BYTES, U32, Key
+from everwarm.kv.last_turn import LastTurn
 from everwarm.types import Run, Segment
 
 FORMAT = "everwarm-agent"
@@ -48,6 +49,7 @@ class Manifest:
     pinned: bool = False
     final: bool = False  # a point of a history: it can be continued by others, but never changes
     record: Mapping[str, Any] | None = None  # whatever else is kept with it, as JSON
+    last: LastTurn | None = None  # what its last request has reused
     created: float = 0.0
     used: float = 0.0
 
@@ -91,15 +93,21 @@ class Text:
     runs: tuple[Run, ...] = ()
     messages: tuple[Any, ...] | None = None
     record: Mapping[str, Any] | None = None
+    last: LastTurn | None = None
 
 
 def pack_text(
-    runs: Sequence[Run], messages: Sequence[Any] | None, record: Mapping[str, Any] | None = None
+    runs: Sequence[Run],
+    messages: Sequence[Any] | None,
+    record: Mapping[str, Any] | None = None,
+    last: LastTurn | None = None,
 ) -> container.Array:
     """The text of a history as a tensor."""
     body: dict[str, Any] = {"runs": [[run.text, int(run.special), run.tokens] for run in runs], "messages": messages}
     if record is not None:
         body["record"] = record
+    if last is not None:
+        body["turn"] = last.as_json()
     return np.frombuffer(zlib.compress(json.dumps(body).encode(), 1), np.uint8)
 
 
@@ -114,13 +122,13 @@ def unpack_text(text: container.Array, most_bytes: int = _MOST_TEXT) -> Text:
         runs = tuple(Run(str(text), bool(special), int(count)) for text, special, count in body["runs"])
         messages = None if body["messages"] is None else tuple(body["messages"])
         record = body.get("record")
-        return Text(runs, messages, record if isinstance(record, dict) else None)
+        return Text(runs, messages, record if isinstance(record, dict) else None, LastTurn.from_json(body.get("turn")))
     except (KeyError, ValueError, TypeError, OverflowError, zlib.error, RecursionError) as error:
         raise StoreError(f"the text can't be read: {error!r}") from None
 
 
 def encode(manifest: Manifest) -> list[container.Part]:
-    text = pack_text(manifest.runs, manifest.messages, manifest.record)
+    text = pack_text(manifest.runs, manifest.messages, manifest.record, manifest.last)
     blocks = np.frombuffer(b"".join(manifest.blocks), np.uint8).reshape(-1, KEY_BYTES)
     tokens = np.asarray(manifest.tokens, "<u4")
     said = {
@@ -182,6 +190,7 @@ def decode(file: bytes, with_text: bool = True) -> Manifest:
             pinned=said["pinned"] == "1",
             final=said.get("final") == "1",
             record=text.record,
+            last=text.last,
             created=float(said["created"]),
             used=float(said["used"]),
         )

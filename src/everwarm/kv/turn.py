@@ -16,6 +16,7 @@ from everwarm.kv.expiry import Expiry
 from everwarm.kv.histories import Histories, History
 from everwarm.kv.index.index import Index
 from everwarm.kv.index.tree import Node, common_tokens
+from everwarm.kv.last_turn import LastTurn, Left, Reuse
 from everwarm.kv.manifest import Manifest, merged, text_digests
 from everwarm.kv.receipt import Cause, Receipt, Why
 from everwarm.kv.warm.restore import Restorer
@@ -256,6 +257,7 @@ class Turn:
             pinned=agent.pinned,
             final=final,
             record=record,
+            last=self._last_turn(),
             created=agent.created,
             used=histories.clock(),
         )
@@ -321,6 +323,19 @@ class Turn:
         self.agent = self._histories.agents.claim_unnamed(name, self.tenant, self.group)
         self.receipt.agent = self.agent.name
         return self.agent
+
+    def _last_turn(self) -> LastTurn:
+        """What is kept to explain this turn later."""
+        receipt, before, at = self.receipt, self.history.last, self.receipt.diverged_at_char
+        first = None if before is None or self._parent is not None else before.first or before.reuse
+        return LastTurn(
+            Reuse(receipt.prompt_tokens, receipt.cached_tokens),
+            receipt.cause,
+            receipt.reason,
+            receipt.rules,
+            Left.of(self.history.runs, at) if at is not None and self.history.runs else None,
+            first,
+        )
 
     def _settle(self, saving: "Future[int]", started: float) -> None:
         try:
