@@ -12,7 +12,7 @@ from everwarm.setting_kinds import Setting, settings_of
 from everwarm.settings import ServeSettings, Settings
 
 HERE = Path(__file__).parent
-AGENTS = ("ls", "show", "evict", "rm", "fork", "pin", "export", "import", "verify", "gc")
+AGENTS = ("ls", "show", "why", "evict", "rm", "fork", "pin", "export", "import", "verify", "gc")
 COMMANDS = ["", "pull", "inspect", "generate", "chat", "score", "serve", "launch", "weights", "weights ls"]
 COMMANDS += ["weights verify", "weights rm", "agents", *(f"agents {name}" for name in AGENTS)]
 COMMANDS += ["bench", "bench speed", "bench weights", "bench ttft", "bench validate", "bench load", "doctor"]

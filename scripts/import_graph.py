@@ -21,7 +21,8 @@ BEGIN, END = "<!-- imports: begin (python scripts/import_graph.py) -->", "<!-- i
 LEAVES = ("everwarm.errors", "everwarm.types")
 """Everybody uses them: they are left out of the drawing."""
 
-KV_DATA = {"believable", "chain", "container", "counts", "eviction", "ids", "layout", "manifest", "receipt", "stats"}
+KV_DATA = {"believable", "chain", "container", "counts", "eviction", "ids", "last_turn", "layout", "manifest"}
+KV_DATA |= {"receipt", "stats"}
 """Modules of `kv` that are plain data; its other modules are agents and turns."""
 
 Uses = dict[str, dict[str, set[str]]]

@@ -53,6 +53,7 @@ from everwarm.pull import resolve
 from everwarm.setting_kinds import Given
 from everwarm.settings import Settings
 from everwarm.sizes import in_bytes
+from everwarm.text import prompt_rules
 from everwarm.text.chat import ChatTemplate
 from everwarm.text.chat_format import ChatFormat
 from everwarm.text.next_turn import common_beginning, next_conversations
@@ -397,6 +398,7 @@ class LLM:
         watch = None
         if context is not None:
             watch = partial(self._check_length, context=context, unsettled=LONGEST_NAME)
+        messages = prompt_rules.apply(messages, self.settings.prompt_rules).messages
         segments = self.chat.render(messages, tools=tools, thinking=thinking, variables=variables, watch=watch)
         opens_with_bos = (
             bool(segments)
@@ -543,6 +545,7 @@ class LLM:
             tenant=tenant,
             group=group,
             messages=None if messages is None else tuple(messages),
+            rules=() if messages is None else prompt_rules.apply(messages, self.settings.prompt_rules).rules,
             keep=keep,
             priority=priority,
             constraint=constraint,

@@ -67,7 +67,8 @@ class Setting:
 
     def show(self, value: object) -> str:
         """A value as people write it."""
-        return "not set" if value in (None, ()) else self.rule.show(value)
+        empty = value is None or (value == () and not self.default)
+        return "not set" if empty else self.rule.show(value)
 
 
 def settings_of(kind: type) -> dict[str, Setting]:
@@ -172,3 +173,26 @@ def texts(*, help: str) -> tuple[str, ...]:  # noqa: A002
         return tuple(given)
 
     return field(default=(), metadata={_RULE: Rule(help, parse, "<str>", " ".join, is_list=True)})
+
+
+def some_of(*names: str, default: tuple[str, ...], help: str) -> tuple[str, ...]:  # noqa: A002
+    """Some of several names, in the order given: a list, or one string in which spaces or commas separate them; "none"
+    for none of them. The flag may be given several times.
+    """
+
+    def parse(given: object) -> tuple[str, ...]:
+        listed = [given] if isinstance(given, str) else given
+        if not isinstance(listed, list | tuple) or not all(isinstance(one, str) for one in listed):
+            raise ValueError("expected a list of names")
+        found = tuple(dict.fromkeys(name for one in listed for name in one.replace(",", " ").split()))
+        if found == ("none",):
+            return ()
+        if (not found and given != ()) or not set(found) <= set(names):
+            raise ValueError(f"expected none, or some of {', '.join(names)}")
+        return found
+
+    def show(value: tuple[str, ...]) -> str:
+        return " ".join(value) or "none"
+
+    rule = Rule(help, parse, "<names>", show, choices=("none", *names), is_list=True)
+    return field(default=default, metadata={_RULE: rule})

@@ -12,6 +12,7 @@ from everwarm.setting_kinds import (
     choice,
     seconds,
     size,
+    some_of,
     switch,
     text,
     texts,
@@ -96,6 +97,13 @@ class Settings:
         default=True,
         help="an answer that is nothing but a JSON object naming an offered tool is a call, also without the marks",
     )
+    prompt_rules: tuple[str, ...] = some_of(
+        "claude-billing-header", "dates-last", "environment-last",
+        default=("claude-billing-header",),
+        help="rules for text that changes from prompt to prompt and so keeps the rest from being reused: drop Claude "
+        "Code's billing line, or move lines with dates, or with the working directory and git's status, from the "
+        "system text to the user's first message; several are separated by commas, none switches all of them off",
+    )  # fmt: skip
 
     @property
     def warm_age_s(self) -> float:

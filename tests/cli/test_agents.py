@@ -414,3 +414,38 @@ def test_tokens_beyond_the_vocabulary_are_refused_by_a_loaded_model_and_ignored_
         assert found.tokens == llm.generate(messages=again, cache=False, max_tokens=8, ignore_eos=True).tokens
         assert found.receipt.committed
         assert f"token {token:,} is not in the model's vocabulary" in str(found.receipt.reason)
+
+
+# why ------------------------------------------------------------------------------------------------------------------
+
+
+def test_why_shows_the_difference_and_what_would_have_helped(cli: Cli, home: Path, tmp_path: Path) -> None:
+    Tiny(context=1024).write(tmp_path / "tiny.gguf")
+    rules = "\n".join(f"Rule {number}: do it well." for number in range(10))
+    with load(tmp_path / "tiny.gguf") as llm:
+        for date in ("2026-11-16", "2026-11-17"):
+            system = {"role": "system", "content": f"Help.\nDate: {date}\n[red]{rules}"}
+            messages = [system, {"role": "user", "content": "Hi"}]
+            llm.generate(messages=messages, agent="ada", max_tokens=2, temperature=0.0)
+    code, out, err = cli("why", "ada")
+    assert (code, err) == (0, "")
+    old, new, caret = (
+        next(at for at in out.splitlines() if at.strip().startswith(word)) for word in ("old", "new", "^")
+    )
+    assert "Date: 2026-11-16" in old
+    assert "[red]" in new
+    assert (old[caret.index("^")], new[caret.index("^")]) == ("6", "7")
+    assert "--prompt-rules claude-billing-header,dates-last" in out
+    assert "Another order would have saved about" in out
+    shown = json.loads(cli("why", "ada", "--json")[1])
+    assert shown["advice"]["rules"] == ["dates-last"]
+    assert shown["difference"]["line"] == 3
+
+
+def test_why_says_when_there_is_nothing_to_explain(cli: Cli, root: Path) -> None:
+    code, out, _ = cli("why", "bob")
+    assert code == 0
+    assert "Nothing to explain: " in out
+    assert "50 of 51 tokens were reused" in out
+    code, _, err = cli("why", "nobody")
+    assert (code, "no such agent" in err) == (2, True)

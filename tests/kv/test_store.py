@@ -49,6 +49,17 @@ def test_a_changed_history_is_reused_up_to_the_change(tmp_path: Path) -> None:
     store.close()
 
 
+def test_a_prompt_of_which_less_than_a_tenth_is_reused_is_cold(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    talk(store, "alice", HISTORY)
+    few = talk(store, "bob", [*HISTORY[:4], *range(500, 541)])
+    assert (few.tier, few.cached_tokens, few.prompt_tokens, few.match) == ("cold", 4, 45, "shared")
+    enough = talk(store, "carol", [*HISTORY[:4], *range(600, 636)])
+    assert (enough.tier, enough.cached_tokens, enough.prompt_tokens) == ("hot", 4, 40)
+    assert store.index.counts.events["lookups_cold"] == 2
+    store.close()
+
+
 def test_evicted_is_warm_and_its_memory_is_free(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     talk(store, "alice", HISTORY)

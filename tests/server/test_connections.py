@@ -5,6 +5,7 @@ import resource
 import socket
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from ipaddress import ip_network
@@ -95,7 +96,7 @@ def busy(server: Running) -> Iterator[socket.socket]:
         go.wait(60)
         submit(sequence)
 
-    body = json.dumps(HELLO).encode()
+    body = json.dumps(HELLO | {"user": str(uuid.uuid4())}).encode()  # an equal one would join
     with connect(server.url) as connection, pytest.MonkeyPatch.context() as patch:
         patch.setattr(server.llm.engine, "submit", wait)
         connection.sendall(

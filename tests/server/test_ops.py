@@ -31,6 +31,7 @@ from everwarm.server.log import JsonFormatter
 from everwarm.server.openai.wire import TextWire
 from everwarm.server.process import Front, Progress
 from everwarm.server.serving import Limits
+from everwarm.server.shared_answer import SharedAnswer
 from everwarm.weights.cache.cache import Problem
 from tiny import Tiny
 from waiting_until import wait_until
@@ -479,7 +480,7 @@ def test_a_client_that_does_not_read_counts_as_gone(
             scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
             wire = TextWire(serving, 1, logprobs=False, usage=False, prompt_chars=0)
             request = Request(scope, receive)
-            active = ActiveRequest(serving, request, [generation], "", "default")
+            active = ActiveRequest(serving, request, SharedAnswer(serving, [generation], lambda: wire), "", "default")
             outcomes.append(active.outcome)
             answer = await response.respond(request, active, wire, True)
             await answer(scope, receive, send)

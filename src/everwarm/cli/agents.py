@@ -3,7 +3,7 @@
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +12,7 @@ import typer
 from rich.text import Text
 
 from everwarm import config
-from everwarm.cli.agents_text import count_of, print_agent, print_agents, print_problems, row_of
+from everwarm.cli.agents_text import count_of, print_agent, print_agents, print_explanation, print_problems, row_of
 from everwarm.cli.console import bytes_bar, err, human_bytes, out, print_json, printable
 from everwarm.cli.options import Json, WarmAge, WarmQuota
 from everwarm.errors import ConfigError, StoreError
@@ -21,6 +21,7 @@ from everwarm.sizes import in_bytes
 
 if TYPE_CHECKING:
     from everwarm.kv.disk.directory import DirectoryStore
+    from everwarm.kv.manifest import Manifest
     from everwarm.kv.store import AgentStore
     from everwarm.kv.tools.exported import Export, Moved
     from everwarm.kv.tools.inventory import AgentEntry, Inventory, ModelEntry
@@ -79,6 +80,33 @@ def show(name: Name, tenant: Tenant = "", model: Model = None, as_json: Json = F
         print_json(row | {"messages": manifest.messages})
         return
     print_agent(row, manifest.messages)
+
+
+@app.command("why")
+def why(name: Name, tenant: Tenant = "", model: Model = None, as_json: Json = False) -> None:
+    """Why an agent's last request reused no more: what changed in its prompt, and what would have helped."""
+    from everwarm.kv.tools.inventory import read_manifest
+    from everwarm.text.why import MOST_OTHERS, explain, may_be_compared
+
+    inventory = _inventory()
+    entry, agent = inventory.find(name, tenant, model)
+
+    def others() -> Iterator["Manifest"]:
+        near = [other for other in entry.agents if may_be_compared(other.manifest, agent.manifest)]
+        for other in sorted(near, key=lambda other: -other.manifest.used)[:MOST_OTHERS]:
+            with suppress(OSError, StoreError):  # gone or damaged meanwhile
+                yield read_manifest(inventory.store, other.blob, with_text=True)
+
+    try:
+        manifest = read_manifest(inventory.store, agent.blob, with_text=True)
+    except OSError as error:
+        raise StoreError(f"agent {name!r}: {error.strerror or error}") from None
+    active = config.resolve(Settings).settings.prompt_rules
+    explanation = explain(manifest, others(), active)
+    if as_json:
+        print_json(explanation.as_json(active))
+    else:
+        print_explanation(explanation, active)
 
 
 @app.command("evict")

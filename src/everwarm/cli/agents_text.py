@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
@@ -15,6 +16,7 @@ from everwarm.kv.warm.tenants import DEFAULT_TENANT
 if TYPE_CHECKING:
     from everwarm.kv.tools.inventory import AgentEntry, ModelEntry
     from everwarm.kv.warm.blockstore import BlockStore
+    from everwarm.text.why import Explanation
 
 
 def row_of(entry: "ModelEntry", agent: "AgentEntry") -> dict[str, Any]:
@@ -143,3 +145,33 @@ def _short(text: str, most: int = 48) -> str:
 def count_of(number: int, what: str) -> str:
     """1 block, 2 blocks."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def print_explanation(found: "Explanation", active: Sequence[str]) -> None:
+    """What `why` has found: both texts around their first difference, and what would have helped."""
+    summary = f"{found.summary[0].upper()}{found.summary[1:]}."
+    out.print(Text(printable(f"{found.agent}: {summary}")), soft_wrap=True)
+    if (difference := found.difference) is None:
+        return
+    out.print()
+    for name, said in (("old", difference.old), ("new", difference.new)):
+        out.print(Text(printable(f"  {name}  {said}")), soft_wrap=True)
+    out.print(Text(" " * (7 + cell_len(difference.new[: difference.column])) + "^"), soft_wrap=True)
+    out.print()
+    if found.rules:
+        out.print(f"Prompt rules that were applied: {', '.join(found.rules)}.", soft_wrap=True)
+    if found.advice is not None:
+        rules = " and ".join(found.advice.rules)
+        saved = count_of(found.advice.saved_tokens, "token")
+        out.print(
+            f"The prompt rule {rules} would have saved about {saved}. Switch it on with "
+            f"--prompt-rules {found.setting(active)} (or EVERWARM_PROMPT_RULES, or prompt_rules in config.toml).",
+            soft_wrap=True,
+        )
+    else:
+        out.print("No prompt rule would have saved a token.")
+    out.print(
+        f"Another order would have saved about {count_of(found.same_tokens, 'token')}: those behind the difference "
+        "that are the same in both, if what changes stood last.",
+        soft_wrap=True,
+    )

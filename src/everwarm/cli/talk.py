@@ -158,7 +158,8 @@ def _print_text(event: "Event") -> None:
 def speed(completion: "Completion") -> str:
     """One line about an answer."""
     decode = f", {completion.decode_tok_s:.1f} tok/s" if completion.decode_tok_s else ""
-    cached = f", {completion.cached_tokens} of them {completion.tier}" if completion.cached_tokens else ""
+    tier = "cached" if completion.tier == "cold" else completion.tier  # of few cached tokens
+    cached = f", {completion.cached_tokens} of them {tier}" if completion.cached_tokens else ""
     unsaved = f"; not saved: {completion.receipt.error}" if completion.receipt.error else ""
     return (
         f"({completion.prompt_tokens} prompt tokens{cached}, first token after {completion.ttft_s:.2f} s; "

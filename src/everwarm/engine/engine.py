@@ -126,6 +126,9 @@ class Engine:
 
     def _schedule(self) -> list[Part]:
         """The rows of this step, with memory for each; whoever came last makes room."""
+        for sequence in self._running:
+            if sequence.pending > 1:
+                sequence.turn.catch_up()
         batch = self._scheduler.choose(self._running)
         for part in list(batch):
             kv = part.sequence.turn.kv

@@ -74,6 +74,8 @@ class Generation:
         self._prompt_of: Generation | None = None  # another choice of the same request, whose prompt this one takes
         self._ids: list[int] | None = None  # of the prompt, once it is tokenised
         self.receipt: Receipt | None = None  # once the prefix was looked up
+        # Whether it says the same each time it is run.
+        self.repeatable = request.sampling.temperature == 0 or request.sampling.seed is not None
 
     @property
     def progress(self) -> Progress | None:
@@ -169,6 +171,7 @@ class Generation:
             alone = None
             held.enter_context(closing(turn.kv))
             receipt = turn.acquire(ids, prompt.diverged_at_char)
+        receipt.rules = request.rules
         self.receipt = receipt
         constraint = request.constraint() if request.constraint is not None else None
         sampler = Sampler(request.sampling, ids, runtime.model.config.vocab_size, runtime.rows, constraint)

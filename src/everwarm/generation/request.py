@@ -48,4 +48,5 @@ class Request:
     """How the next prompt will begin if the answer is this message: what is certain of it, and whether with BOS."""
     most_calls: int | None = None  # the answer ends with so many tool calls
     point: Point | None = None
+    rules: tuple[str, ...] = ()  # those that have changed the prompt
     choice: int = 0

@@ -20,6 +20,7 @@ from everwarm.kv.chain import token_bytes
 from everwarm.kv.ids import ModelIds
 from everwarm.kv.index.index import Index
 from everwarm.kv.index.tree import Node
+from everwarm.kv.last_turn import LastTurn
 from everwarm.kv.manifest import Manifest, merged
 from everwarm.kv.receipt import Cause, Why
 from everwarm.kv.warm.manifests import NotRemovedError
@@ -44,6 +45,7 @@ class History:
     lost: str = ""  # why it can't be read
     record: Mapping[str, Any] | None = None  # what else is kept with it
     answers: tuple[AnswerPlace, ...] = ()  # what of it the model has said
+    last: LastTurn | None = None  # what its last request has reused
 
     @staticmethod
     def of(manifest: Manifest) -> "History":
@@ -55,6 +57,7 @@ class History:
             manifest.generation,
             record=manifest.record,
             answers=manifest.answers,
+            last=manifest.last,
         )
 
     @property

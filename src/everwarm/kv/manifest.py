@@ -17,6 +17,7 @@ import numpy as np
 from everwarm.errors import StoreError
 from everwarm.kv import container
 from everwarm.kv.chain import KEY_BYTES, U32, Key
+from everwarm.kv.last_turn import LastTurn
 from everwarm.types import AnswerPlace, Run, Segment
 
 FORMAT = "everwarm-agent"
@@ -51,6 +52,7 @@ class Manifest:
     final: bool = False  # a point of a history: it can be continued by others, but never changes
     record: Mapping[str, Any] | None = None  # whatever else is kept with it, as JSON
     answers: tuple[AnswerPlace, ...] = ()  # what of it the model has said
+    last: LastTurn | None = None  # what its last request has reused
     created: float = 0.0
     used: float = 0.0
 
@@ -121,15 +123,21 @@ class Text:
     runs: tuple[Run, ...] = ()
     messages: tuple[Any, ...] | None = None
     record: Mapping[str, Any] | None = None
+    last: LastTurn | None = None
 
 
 def pack_text(
-    runs: Sequence[Run], messages: Sequence[Any] | None, record: Mapping[str, Any] | None = None
+    runs: Sequence[Run],
+    messages: Sequence[Any] | None,
+    record: Mapping[str, Any] | None = None,
+    last: LastTurn | None = None,
 ) -> container.Array:
     """The text of a history as a tensor."""
     body: dict[str, Any] = {"runs": [[run.text, int(run.special), run.tokens] for run in runs], "messages": messages}
     if record is not None:
         body["record"] = record
+    if last is not None:
+        body["turn"] = last.as_json()
     return np.frombuffer(zlib.compress(json.dumps(body).encode(), 1), np.uint8)
 
 
@@ -144,13 +152,13 @@ def unpack_text(text: container.Array, most_bytes: int = _MOST_TEXT) -> Text:
         runs = tuple(Run(str(text), bool(special), int(count)) for text, special, count in body["runs"])
         messages = None if body["messages"] is None else tuple(body["messages"])
         record = body.get("record")
-        return Text(runs, messages, record if isinstance(record, dict) else None)
+        return Text(runs, messages, record if isinstance(record, dict) else None, LastTurn.from_json(body.get("turn")))
     except (KeyError, ValueError, TypeError, OverflowError, zlib.error, RecursionError) as error:
         raise StoreError(f"the text can't be read: {error!r}") from None
 
 
 def encode(manifest: Manifest) -> list[container.Part]:
-    text = pack_text(manifest.runs, manifest.messages, manifest.record)
+    text = pack_text(manifest.runs, manifest.messages, manifest.record, manifest.last)
     blocks = np.frombuffer(b"".join(manifest.blocks), np.uint8).reshape(-1, KEY_BYTES)
     tokens = np.asarray(manifest.tokens, "<u4")
     said = {
@@ -214,6 +222,7 @@ def decode(file: bytes, with_text: bool = True) -> Manifest:
             final=said.get("final") == "1",
             record=text.record,
             answers=_places(said.get("answers", "[]")),
+            last=text.last,
             created=float(said["created"]),
             used=float(said["used"]),
         )

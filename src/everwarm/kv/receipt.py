@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+COLD_BELOW = 0.1
+"""A prompt of which a smaller share was reused counts as cold: it takes about as long as one that is new."""
+
 
 class Cause(StrEnum):
     """Why so much of a prompt was reused and not more, as one of a few words. Metrics use them as labels."""
@@ -32,7 +35,7 @@ class Receipt:
     """Filled in as the turn goes on; complete when it ends."""
 
     agent: str
-    tier: str = "cold"  # hot, warm (something was read from disk) or cold (nothing was reused)
+    tier: str = "cold"  # hot, warm (something was read from disk), cold (less than `COLD_BELOW` was reused)
     prompt_tokens: int = 0
     cached_tokens: int = 0  # of the prompt, not computed again
     match: str = "none"  # exact, extended, diverged, shared (another history's prefix), none
@@ -54,6 +57,12 @@ class Receipt:
     error: str | None = None  # why it was not saved
     replayed_answers: int = 0  # came back spelt anew and keep the tokens that they were sampled with
     tool_format: str | None = None  # how the answer's calls were written: as in `--tool-parser`, or `lenient`
+
+    rules: tuple[str, ...] = ()  # the rules (`--prompt-rules`) that changed the prompt
+
+    @property
+    def hardly_reused(self) -> bool:
+        return self.cached_tokens < COLD_BELOW * self.prompt_tokens
 
     def explain(self, why: Why) -> None:
         self.cause, self.reason = why.cause, why.text

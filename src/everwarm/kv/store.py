@@ -25,6 +25,7 @@ from everwarm.kv.expiry import Expiry
 from everwarm.kv.histories import Histories, History
 from everwarm.kv.ids import ModelIds
 from everwarm.kv.index.index import Index
+from everwarm.kv.manifest import Manifest
 from everwarm.kv.stats import StoreStats
 from everwarm.kv.turn import Turn, TurnContext
 from everwarm.kv.warm.blocks import ModelBlocks
@@ -191,6 +192,10 @@ class AgentStore:
     def peek(self, agent: Agent) -> History | None:
         """The same of an agent that somebody may talk to; None if it is gone or can't be read."""
         return self.histories.peek(agent)
+
+    def manifest(self, agent: Agent) -> Manifest:
+        """All that is kept of an agent, with its text. Raises StoreError."""
+        return self.histories.manifest(agent)
 
     def whereabouts(self, agent: Agent) -> Whereabouts:
         return whereabouts(self.histories, agent)

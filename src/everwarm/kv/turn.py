@@ -17,6 +17,7 @@ from everwarm.kv.expiry import Expiry
 from everwarm.kv.histories import Histories, History
 from everwarm.kv.index.index import Index
 from everwarm.kv.index.tree import Node, common_tokens
+from everwarm.kv.last_turn import LastTurn, Left, Reuse
 from everwarm.kv.manifest import Manifest, merged, text_digests
 from everwarm.kv.receipt import Cause, Receipt, Why
 from everwarm.kv.warm.restore import Restorer
@@ -52,6 +53,9 @@ class Alone:
 
     def computed(self, tokens: int, seconds: float) -> None:
         """Nothing is weighed against it."""
+
+    def catch_up(self) -> None:
+        """Nothing is looked up."""
 
     def suspend(self) -> None:
         """Give up the memory: everything is computed again."""
@@ -113,6 +117,7 @@ class Turn:
         self._claimed: list[Node] = []
         self._root: Node | None = None
         self._answered: dict[int, dict[str, list[Answered]]] = {}  # by agents that were looked at
+        self._reached = 0  # tokens whose KV it had before it was suspended
 
     def continue_branch(self, digests: list[str]) -> None:
         """Let a conversation without a name go on from one whose text is a beginning of its own, the longest first.
@@ -168,7 +173,7 @@ class Turn:
         receipt.lookup_s = time.perf_counter() - started
         why = self._take(matched, nodes, receipt)
         receipt.cached_tokens = self.kv.length
-        if not self.kv.length:
+        if receipt.hardly_reused:
             receipt.tier = "cold"
         self._explain(why, whole_prompt=matched == len(tokens))
         events = self._index.counts.events
@@ -198,6 +203,7 @@ class Turn:
 
     def suspend(self) -> None:
         """Give up the memory. What was computed is known, on its way to disk, and found again by `resume`."""
+        self._reached = max(self._reached, self.kv.length)
         self._seal_rest(wait=False)
         self.kv.close()
         self._sealed = []
@@ -206,6 +212,37 @@ class Turn:
         """Take up what can be found of the tokens until now."""
         matched, nodes = self._find()
         self._take(matched, nodes, Receipt(self.receipt.agent))
+
+    def catch_up(self) -> None:
+        """Take over the blocks that come next here and that other turns have sealed meanwhile: they are not computed
+        again. At least the last token is left to be computed.
+        """
+        assert self._root is not None
+        index, begin = self._index, max(self.kv.length, self._reached)
+        known = len(self._sealed) * index.block_tokens
+        with index.lock:
+            parent = self._sealed[-1] if self._sealed else self._root
+            nodes = index.hot_path(parent, self._tokens[4 * known : -4])
+            if not nodes:
+                return
+            self._claim(nodes)
+            self.kv.go_on_with(list(index.hold_all(nodes).values()))
+        self._sealed += nodes
+        index.touch(nodes)
+        self._count_shared(min(self.kv.length, self.receipt.prompt_tokens) - begin)
+
+    def _count_shared(self, tokens: int) -> None:
+        """So many tokens of the prompt were computed by another turn while this one was on its way."""
+        receipt = self.receipt
+        if tokens <= 0:
+            return
+        receipt.cached_tokens += tokens
+        self._index.counts.events["cached_tokens"] += tokens
+        if receipt.tier == "cold" and not receipt.hardly_reused:
+            receipt.tier = "hot"
+        if receipt.match == "none":
+            receipt.match = "shared"
+            receipt.explain(Why(Cause.SHARED, "computed for another request at the same time"))
 
     def _find(self) -> tuple[int, list[Node]]:
         """How many tokens are known, and the blocks of them that a turn can use: all but the last token."""
@@ -291,6 +328,7 @@ class Turn:
             final=final,
             record=record,
             answers=answers,
+            last=self._last_turn(),
             created=agent.created,
             used=histories.clock(),
         )
@@ -356,6 +394,19 @@ class Turn:
         self.agent = self._histories.agents.claim_unnamed(name, self.tenant, self.group)
         self.receipt.agent = self.agent.name
         return self.agent
+
+    def _last_turn(self) -> LastTurn:
+        """What is kept to explain this turn later."""
+        receipt, before, at = self.receipt, self.history.last, self.receipt.diverged_at_char
+        first = None if before is None or self._parent is not None else before.first or before.reuse
+        return LastTurn(
+            Reuse(receipt.prompt_tokens, receipt.cached_tokens),
+            receipt.cause,
+            receipt.reason,
+            receipt.rules,
+            Left.of(self.history.runs, at) if at is not None and self.history.runs else None,
+            first,
+        )
 
     def _settle(self, saving: "Future[int]", started: float) -> None:
         try:

@@ -1,90 +1,40 @@
-"""A request that is being answered: the generations of its choices, and the one queue that all their events go through.
-
-Threads put events in (the engine's thread for tokens, a thread of the request for its end), the event loop takes them
-out. What happens is recorded for the log and the metrics.
-"""
+"""A client that is being answered: what it has read of its answer, recorded for the log and the metrics."""
 
 import asyncio
-import contextlib
 import math
 import time
 import uuid
-from collections import deque
-from collections.abc import Callable, Sequence
 
 from fastapi import Request
 
 from everwarm.errors import CancelledError
 from everwarm.events import End, Event, Failed, Usage
 from everwarm.kv.receipt import Receipt
-from everwarm.llm import Generation
 from everwarm.server.errors import ApiError
 from everwarm.server.progress import ProgressLog
 from everwarm.server.serving import OUTCOME, REQUEST_ID, Outcome, Serving, stopping
-
-Item = Event | End | Failed
-
-
-class LoopQueue:
-    """From any thread to the event loop that made it."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._sent: deque[Item] = deque()  # by threads
-        self._called = False  # the loop will be there for what was sent
-        self._received: list[Item] = []  # by the loop
-        self._arrived = asyncio.Event()
-
-    def put(self, item: Item, /) -> None:
-        """Never waits. The loop is called once for all that it has not received yet."""
-        self._sent.append(item)
-        if not self._called:
-            self._called = True
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody reads
-                self._loop.call_soon_threadsafe(self._receive)
-
-    def _receive(self) -> None:
-        self._called = False  # before the items are received: what is sent later calls again
-        while self._sent:
-            self._received.append(self._sent.popleft())
-        self._arrived.set()
-
-    def take(self) -> list[Item]:
-        """All that has arrived."""
-        self._arrived.clear()
-        taken, self._received = self._received, []
-        return taken
-
-    async def wait(self) -> None:
-        """Until something has arrived since the last `take`."""
-        await self._arrived.wait()
+from everwarm.server.shared_answer import SharedAnswer
 
 
 class ActiveRequest:
-    """The choices of one request. The first belongs to the agent; the others begin once its prompt is computed and are
-    not kept.
-    """
+    """One client, and its answer, which others may read as well."""
 
-    def __init__(
-        self, serving: Serving, request: Request, generations: Sequence[Generation], agent: str, tenant: str
-    ) -> None:
-        self._serving = serving
-        self._generations = generations
-        self._queue = LoopQueue()
+    def __init__(self, serving: Serving, request: Request, answer: SharedAnswer, agent: str, tenant: str) -> None:
+        self._serving, self._answer = serving, answer
+        self.joined = answer.begun  # the answer is made for another request, too
+        self._reader = answer.read()
+        self._left = answer.choices
         self._failure: BaseException | None = None  # of a choice, while events before it are being read
-        self._running: dict[int, Generation] = {}  # by the number of the choice
-        self._left = len(generations)
-        self._others_begun = self._closed = False
-        self._when_closed: Callable[[], object] | None = None
+        self._closed = False
         self._reasoning_tokens = 0
         self._started = self._last = time.perf_counter()
-        self.outcome = Outcome(uuid.uuid4().hex, request.scope["path"], agent, tenant)
+        self.outcome = Outcome(uuid.uuid4().hex, request.scope["path"], agent, tenant, joined=self.joined)
         self._progress = ProgressLog(request.scope.get(REQUEST_ID, self.outcome.id), self.outcome.route, agent)
         request.scope[OUTCOME] = self.outcome
 
     def begin(self) -> None:
-        """Have the first choice computed. From now on, `close`."""
-        self._run(0)
+        """Have the answer made, unless that is being done. From now on, `close`."""
+        self._answer.begin()
 
     async def next(self, within_s: float | None = None) -> list[Event | End] | None:
         """What has happened since; nothing, if that is so for `within_s`; None when all choices have ended. Raises what
@@ -104,31 +54,17 @@ class ActiveRequest:
             due_s = self._progress.due_s() if self.outcome.ttft_s is None else math.inf
             try:
                 async with asyncio.timeout(min(left_s, until - now, due_s)):
-                    await self._queue.wait()
+                    await self._reader.wait()
             except TimeoutError:
                 if self.outcome.ttft_s is None:
-                    self._progress.write(self._generations[0])
-
-    def when_closed(self, call: Callable[[], object]) -> None:
-        """Have a function called when the request is over."""
-        self._when_closed = call
-
-    def cancel(self) -> None:
-        """End it before its time; whoever reads its answer is told."""
-        for generation in self._running.values():
-            generation.cancel()
+                    self._progress.write(self._answer.first)
 
     def close(self) -> None:
-        """Cancel what has not ended."""
-        for generation in self._running.values():
-            generation.cancel()
-            self._serving.ended(generation)
-        self._running.clear()
+        """Read no more. What nobody else reads is cancelled."""
+        self._reader.close()
         if not self._closed:
             self._closed = True
             self._record_end()
-            if self._when_closed is not None:
-                self._when_closed()
 
     def failed(self, status: int) -> None:
         self.outcome.status = status
@@ -143,23 +79,19 @@ class ActiveRequest:
     @property
     def receipt(self) -> Receipt | None:
         """Of the first choice, as far as it is known: whole when that has ended."""
-        return self._generations[0].receipt
+        return self._answer.receipt
 
     @property
     def keep_alive_s(self) -> float:
         return self._serving.limits.keep_alive_s
 
-    def _run(self, number: int) -> None:
-        self._running[number] = self._generations[number]
-        self._serving.run(self._generations[number], self._queue)
-
     def _take(self) -> list[Event | End]:
         if self._failure is not None:
             raise self._failure
         events: list[Event | End] = []
-        for item in self._queue.take():
+        for item in self._reader.take():
             if isinstance(item, Failed):
-                self._end(item.choice)
+                self._left = 0
                 stopped = self._serving.draining and isinstance(item.error, CancelledError)
                 self._failure = stopping() if stopped else item.error
                 break
@@ -172,7 +104,7 @@ class ActiveRequest:
     def _record(self, event: Event | End) -> None:
         outcome, first = self.outcome, event.choice == 0
         if isinstance(event, End):
-            self._end(event.choice)
+            self._left -= 1
             self._reasoning_tokens += event.usage.reasoning_tokens
             if first:
                 outcome.finish = event.finish_reason
@@ -186,14 +118,6 @@ class ActiveRequest:
         if first:
             self._last = now
             outcome.finish = event.finish_reason or outcome.finish
-            if not self._others_begun:
-                self._others_begun = True
-                for number in range(1, len(self._generations)):
-                    self._run(number)
-
-    def _end(self, choice: int) -> None:
-        self._left -= 1
-        self._serving.ended(self._running.pop(choice))
 
     def _record_end(self) -> None:
         outcome, receipt = self.outcome, self.receipt

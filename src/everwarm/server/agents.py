@@ -7,7 +7,7 @@ path.
 import asyncio
 import contextlib
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, BinaryIO, TypeVar
@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from everwarm.errors import CancelledError, StoreError
 from everwarm.kv.agent import Agent, check_name
+from everwarm.kv.manifest import Manifest
 from everwarm.kv.store import AgentStore
 from everwarm.kv.tools.export import export_agent
 from everwarm.kv.tools.import_ import import_agent
@@ -27,6 +28,7 @@ from everwarm.server.redact import without_paths
 from everwarm.server.request import Json, tenant_of
 from everwarm.server.serving import Serving, stopping
 from everwarm.server.transfers import FileResponse, Transfers
+from everwarm.text.why import MOST_OTHERS, explain, may_be_compared
 
 T = TypeVar("T")
 
@@ -101,6 +103,13 @@ def router(serving: Serving) -> APIRouter:
         tenant = tenant_of(request)
         return await agents.export(name, tenant)
 
+    @api.get("/{name:path}/why")
+    async def why(name: str, request: Request) -> Json:
+        """Why its last request reused no more: what changed in its prompt, and what would have helped."""
+        tenant = tenant_of(request)
+        found = await agents.on_thread(lambda: agents.why(name, tenant))
+        return await agents.remembered(f"{name}/why", tenant) if found is None else found
+
     @api.get("/{name:path}")
     async def one(name: str, request: Request) -> Json:
         """One agent, and its conversation."""
@@ -151,6 +160,23 @@ class _Agents:
             return self._json(agent) | {"messages": self._store.history(agent).messages}
 
         return await self.on_thread(read)
+
+    def why(self, name: str, tenant: str) -> Json | None:
+        """On a thread: other histories are read. None if it is the name of an agent that ends so."""
+        store, active = self._store, self._serving.llm.settings.prompt_rules
+        known = {agent.name for agent in store.listed(tenant)}
+        if name not in known and f"{name}/why" in known:
+            return None
+        manifest = _clear(lambda: store.manifest(self._find(name, tenant)))
+
+        def others() -> Iterator[Manifest]:
+            near = [other for other in store.listed(tenant) if other.created <= manifest.created]
+            for other in near[: MOST_OTHERS + 1]:
+                with contextlib.suppress(StoreError):  # gone or damaged meanwhile
+                    if may_be_compared(found := store.manifest(other), manifest):
+                        yield found
+
+        return {"object": "agent.why"} | explain(manifest, others(), active).as_json(active)
 
     async def change(self, name: str, tenant: str, act: Callable[[AgentStore], T]) -> T:
         """Do something that needs the agent's turn. As long as it talks no thread is kept waiting."""

@@ -78,6 +78,8 @@ class Line:
                 "weight_hit_rate": _rounded(self.weight_hit_rate),
                 "weight_misses": self.weight_misses,
             }
+            if outcome.joined:
+                said["joined"] = True
         if self.error:
             said["error"] = self.error[:300]
         return said | {"total_s": _rounded(self.total_s)}

@@ -34,6 +34,9 @@ class RequestMetrics:
             registry=registry,
         )  # fmt: skip
         self._gone = Counter("everwarm_cancelled_requests", "Requests whose client went away.", registry=registry)
+        self._joined = Counter(
+            "everwarm_joined_requests", "Requests that were answered with the answer to another one.", registry=registry
+        )
         for kind in ("prompt", "cached", "completion"):
             self._tokens.labels(kind)
 
@@ -43,6 +46,9 @@ class RequestMetrics:
         if line.status == 499:
             self._gone.inc()
         if (outcome := line.outcome) is None:
+            return
+        if outcome.joined:  # nothing was looked up or computed for it
+            self._joined.inc()
             return
         if outcome.ttft_s is not None:
             self._first.labels(outcome.tier or "none").observe(outcome.ttft_s)

@@ -10,7 +10,6 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from everwarm.events import End, Event
-from everwarm.kv.receipt import Receipt
 from everwarm.server.active_request import ActiveRequest
 from everwarm.server.errors import as_api_error
 from everwarm.server.leaving import unless_it_leaves
@@ -32,7 +31,7 @@ async def respond(request: Request, active: ActiveRequest, wire: Wire, stream: b
         if not stream:
             await unless_it_leaves(request, _collect(active, wire))
             active.close()
-            return JSONResponse(wire.whole(active.usage, _receipt_json(active.receipt)), headers=_headers(active))
+            return JSONResponse(wire.whole(active.usage, _receipt_json(active)), headers=_headers(active))
         first = await unless_it_leaves(request, active.next(active.keep_alive_s))
     except BaseException as error:
         active.failed(as_api_error(error).status if isinstance(error, Exception) else 499)
@@ -96,7 +95,7 @@ class _EventStream(StreamingResponse):
                     yield KEEP_ALIVE if (waiting := wire.waiting()) is None else _sse([waiting])
                 events = await active.next(active.keep_alive_s)
             self._over = True
-            yield _sse(wire.end(active.usage, _receipt_json(active.receipt)))
+            yield _sse(wire.end(active.usage, _receipt_json(active)))
         except Exception as error:
             self._over = True
             told = as_api_error(error)
@@ -115,9 +114,10 @@ def _sse(events: ServerEvents) -> str:
 
 def _headers(active: ActiveRequest) -> dict[str, str]:
     """What is known of the receipt when the answer begins."""
+    joined = {"X-Everwarm-Joined": "true"} if active.joined else {}
     if (receipt := active.receipt) is None:
-        return {}
-    return {
+        return joined
+    return joined | {
         "X-Everwarm-Agent": receipt.agent.encode("ascii", "replace").decode(),
         "X-Everwarm-Tier": receipt.tier,
         "X-Everwarm-Cached-Tokens": str(receipt.cached_tokens),
@@ -126,8 +126,8 @@ def _headers(active: ActiveRequest) -> dict[str, str]:
     }
 
 
-def _receipt_json(receipt: Receipt | None) -> Json | None:
-    if receipt is None:
+def _receipt_json(active: ActiveRequest) -> Json | None:
+    if (receipt := active.receipt) is None:
         return None
     error = None if receipt.error is None else without_paths(receipt.error)
-    return asdict(receipt) | {"reason": without_paths(receipt.reason), "error": error}
+    return asdict(receipt) | {"reason": without_paths(receipt.reason), "error": error, "joined": active.joined}

@@ -63,6 +63,7 @@ class Outcome:
     total_s: float = 0.0
     finish: str = ""
     inter_token_s: list[float] = field(default_factory=list)
+    joined: bool = False  # its answer was made for another request
 
 
 class Serving:

@@ -146,6 +146,16 @@ class Index:
             self._charge()
             return node, node.block
 
+    def hot_path(self, parent: Node, tokens: bytes) -> list[Node]:
+        """The full blocks of these tokens behind `parent` that are in memory, from the first on. With `lock` held."""
+        size, path = 4 * self.block_tokens, list[Node]()
+        for at in range(0, len(tokens) - size + 1, size):
+            node = self.tree.find_child(path[-1] if path else parent, tokens[at : at + size])
+            if node is None or node.block is None:
+                break
+            path.append(node)
+        return path
+
     def claim_child(self, parent: Node, tokens: bytes) -> Node:
         """The block of these tokens behind `parent`, made if it is not known, in use until it is released."""
         with self.lock:

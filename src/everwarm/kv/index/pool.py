@@ -176,6 +176,15 @@ class SequenceKV:
         assert not self.blocks, "only an empty sequence can begin"
         self.blocks, self.length = blocks, length
 
+    def go_on_with(self, blocks: list[int]) -> None:
+        """Take over full blocks that are known and held for this sequence: they hold what it would compute next. What
+        it has of the first of them is given up.
+        """
+        full = self.length // self.pool.block_tokens
+        self.pool.drop(self.blocks[full:])
+        self.blocks[full:] = blocks
+        self.length = len(self.blocks) * self.pool.block_tokens
+
     def close(self) -> None:
         """Give the blocks back. What else owns them keeps them."""
         self.pool.drop(self.blocks)

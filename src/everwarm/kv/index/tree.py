@@ -86,6 +86,12 @@ class Tree:
         self.nodes[node.key] = node
         return node
 
+    def find_child(self, parent: Node, tokens: bytes) -> Node | None:
+        """The block of these tokens behind `parent`, if it is known."""
+        at = bisect.bisect_left(parent.children, tokens, key=_tokens)
+        found = parent.children[at] if at < len(parent.children) else None
+        return found if found is not None and found.tokens == tokens else None
+
     def forget(self, node: Node) -> None:
         """Take nodes out that nothing speaks for any more: this one, then its parents."""
         while node.parent is not None and not (

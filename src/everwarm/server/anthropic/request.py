@@ -11,7 +11,6 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from everwarm.errors import RequestError
-from everwarm.server import prompt_rules
 from everwarm.server.anthropic.content import chat_messages, chat_tools, tool_choice
 from everwarm.server.errors import ApiError
 from everwarm.server.request import Extension, Json, check_choice, template_tools
@@ -80,7 +79,7 @@ class CountRequest(BaseModel):
         """What the chat template gets. Raises ApiError."""
         tools, choice = self.tools_and_choice()
         return {
-            "messages": chat_messages(prompt_rules.apply(self.system).system, self.messages),
+            "messages": chat_messages(self.system, self.messages),
             "tools": tools,
             "tool_choice": choice,
             "thinking": self._thinking(),

@@ -7,6 +7,7 @@ from everwarm.server.active_request import ActiveRequest
 from everwarm.server.anthropic.request import CountRequest, MessagesRequest
 from everwarm.server.anthropic.session import session_of
 from everwarm.server.anthropic.wire import MessageWire
+from everwarm.server.joining import Joins, Speaker
 from everwarm.server.leaving import unless_it_leaves
 from everwarm.server.request import Json, agent_of, tenant_of, with_ignored
 from everwarm.server.response import respond
@@ -15,7 +16,7 @@ from everwarm.server.serving import Serving
 
 def router(serving: Serving) -> APIRouter:
     """The routes."""
-    api, llm = APIRouter(), serving.llm
+    api, llm, joins = APIRouter(), serving.llm, Joins(serving)
 
     @api.post("/v1/messages")
     async def messages(body: MessagesRequest, request: Request) -> Response:
@@ -28,9 +29,14 @@ def router(serving: Serving) -> APIRouter:
             asked = serving.grammars.options(lambda: llm.answer_grammar(body.asked_grammar(), *body.tools_and_choice()))
             options |= await unless_it_leaves(request, asked)
         start = serving.texts.work(request, lambda: llm.start(**body.chat(), **options))
-        active = ActiveRequest(serving, request, [await unless_it_leaves(request, start)], agent or "", tenant)
-        wire = MessageWire(serving.name, body.max_tokens, kept=body.everwarm.cache and body.marks_cache)
-        response = await respond(request, active, wire, bool(body.stream))
+        generation = await unless_it_leaves(request, start)
+
+        def wire() -> MessageWire:
+            return MessageWire(serving.name, body.max_tokens, kept=body.everwarm.cache and body.marks_cache)
+
+        answer = await joins.open(request, Speaker(tenant, agent or "", group), [generation], wire)
+        active = ActiveRequest(serving, request, answer, agent or "", tenant)
+        response = await respond(request, active, answer.wire(), bool(body.stream))
         return with_ignored(response, body.ignored)
 
     @api.post("/v1/messages/count_tokens")

@@ -10,6 +10,7 @@ from fastapi.responses import Response
 from everwarm.llm import DEFAULT_MAX_TOKENS, Generation
 from everwarm.server.active_request import ActiveRequest
 from everwarm.server.errors import ApiError
+from everwarm.server.joining import Joins, Speaker
 from everwarm.server.leaving import unless_it_leaves
 from everwarm.server.openai.content import chat_messages, tool_choice
 from everwarm.server.openai.request import ChatRequest, CompletionRequest, EmbeddingRequest, GenerationRequest
@@ -24,7 +25,7 @@ from everwarm.text.tool_calls.choice import ToolChoice
 
 def router(serving: Serving) -> APIRouter:
     """The routes."""
-    api = APIRouter()
+    api, joins = APIRouter(), Joins(serving)
 
     @api.get("/v1/models")
     async def models() -> Json:
@@ -62,8 +63,10 @@ def router(serving: Serving) -> APIRouter:
         def ask() -> Grammar | None:
             return serving.llm.answer_grammar(body.asked_grammar(), *offered())
 
-        wire = ChatWire(serving, body.n or 1, logprobs=bool(body.logprobs), usage=body.wants_usage)
-        return await _answer(serving, request, body, options, prompt, wire, ask if body.tools else None)
+        def wire() -> Wire:
+            return ChatWire(serving, body.n or 1, logprobs=bool(body.logprobs), usage=body.wants_usage)
+
+        return await _answer(serving, joins, request, body, options, prompt, wire, ask if body.tools else None)
 
     @api.post("/v1/completions")
     async def completions(body: CompletionRequest, request: Request) -> Response:
@@ -82,8 +85,11 @@ def router(serving: Serving) -> APIRouter:
             "top_logprobs": body.logprobs or 0,
         }
         count, usage = body.n or 1, body.wants_usage
-        wire = TextWire(serving, count, logprobs=logprobs, usage=usage, prompt_chars=len(before))
-        return await _answer(serving, request, body, options, lambda: source, wire)
+
+        def wire() -> Wire:
+            return TextWire(serving, count, logprobs=logprobs, usage=usage, prompt_chars=len(before))
+
+        return await _answer(serving, joins, request, body, options, lambda: source, wire)
 
     @api.post("/v1/embeddings")
     async def embeddings(body: EmbeddingRequest) -> Response:
@@ -94,11 +100,12 @@ def router(serving: Serving) -> APIRouter:
 
 async def _answer(
     serving: Serving,
+    joins: Joins,
     request: Request,
     body: GenerationRequest,
     options: Json,
     prompt: Callable[[], Json],
-    wire: Wire,
+    wire: Callable[[], Wire],
     ask: Callable[[], Grammar | None] | None = None,
 ) -> Response:
     """`prompt` makes what the model reads; that takes a while if it is long. `ask` tells what the answer must follow,
@@ -120,8 +127,9 @@ async def _answer(
         return [first, *(first.another_choice(number, seeds[number]) for number in range(1, count))]
 
     generations = await unless_it_leaves(request, serving.texts.work(request, start))
-    active = ActiveRequest(serving, request, generations, agent or "", tenant)
-    return with_ignored(await respond(request, active, wire, bool(body.stream)), body.ignored)
+    answer = await joins.open(request, Speaker(tenant, agent or "", group), generations, wire)
+    active = ActiveRequest(serving, request, answer, agent or "", tenant)
+    return with_ignored(await respond(request, active, answer.wire(), bool(body.stream)), body.ignored)
 
 
 def _model(serving: Serving, name: str) -> Json:

@@ -17,6 +17,7 @@ from everwarm.events import Answer, FinishReason, Usage
 from everwarm.llm import Generation, Point
 from everwarm.server.active_request import ActiveRequest
 from everwarm.server.errors import ApiError
+from everwarm.server.joining import Joins, Speaker
 from everwarm.server.leaving import unless_it_leaves
 from everwarm.server.openai.content import tool_choice
 from everwarm.server.openai.responses import output
@@ -28,6 +29,7 @@ from everwarm.server.request import Json, agent_of, check_choice, template_tools
 from everwarm.server.response import respond
 from everwarm.server.seals import Seals
 from everwarm.server.serving import Serving
+from everwarm.server.shared_answer import SharedAnswer
 from everwarm.structured.asked import response_format
 from everwarm.structured.grammar import Grammar
 from everwarm.text.reasoning import Thinking
@@ -48,12 +50,13 @@ class Kept:
 def router(serving: Serving) -> APIRouter:
     """The routes."""
     api = APIRouter(prefix="/v1/responses")
-    active: dict[tuple[str, str], ActiveRequest] = {}  # by tenant and id, while they are answered
+    joins = Joins(serving)
+    active: dict[tuple[str, str], SharedAnswer] = {}  # by tenant and id, while they are made
 
     @api.post("")
     async def create(body: ResponsesRequest, request: Request) -> Response:
         """Answer, and keep the answer unless `store` is false."""
-        return await _create(serving, body, request, active)
+        return await _create(serving, joins, body, request, active)
 
     @api.get("/{response_id}")
     async def retrieve(response_id: str, request: Request) -> Json:
@@ -97,7 +100,11 @@ def router(serving: Serving) -> APIRouter:
 
 
 async def _create(
-    serving: Serving, body: ResponsesRequest, request: Request, active: dict[tuple[str, str], ActiveRequest]
+    serving: Serving,
+    joins: Joins,
+    body: ResponsesRequest,
+    request: Request,
+    active: dict[tuple[str, str], SharedAnswer],
 ) -> Response:
     serving.check_priority(body.everwarm.priority)
     tenant, agent = tenant_of(request), agent_of(request) or body.everwarm.agent
@@ -159,10 +166,13 @@ async def _create(
     if wanted is not None or body.tools:
         options |= await unless_it_leaves(request, serving.grammars.options(ask))
     generation = await unless_it_leaves(request, serving.texts.work(request, start))
-    answering = ActiveRequest(serving, request, [generation], agent or "", tenant)
-    active[tenant, response_id] = answering
-    answering.when_closed(lambda: active.pop((tenant, response_id), None))
-    response = await respond(request, answering, ResponsesWire(head, ids), bool(body.stream))
+    speaker = Speaker(tenant, agent or "", "" if agent else body.prompt_cache_key or "")
+    answer = await joins.open(request, speaker, [generation], lambda: ResponsesWire(head, ids))
+    if not answer.begun:  # else it has another id
+        active[tenant, response_id] = answer
+        answer.when_over(lambda: active.pop((tenant, response_id), None))
+    answering = ActiveRequest(serving, request, answer, agent or "", tenant)
+    response = await respond(request, answering, answer.wire(), bool(body.stream))
     return with_ignored(response, _ignored(body, tools, asked.omitted))
 
 
