@@ -15,7 +15,7 @@ from everwarm.server.openai import routes as openai
 from everwarm.server.openai.responses import routes as responses
 from everwarm.server.origin import Origins, parse_origins
 from everwarm.server.origin_guard import origin_middleware
-from everwarm.server.paths import PathsWithoutVersion
+from everwarm.server.paths import HeadAsGet, PathsWithoutVersion
 from everwarm.server.serving import Limits, Serving
 
 
@@ -43,6 +43,7 @@ def create_app(
             Middleware(log.RequestLog, serving=serving, observe=metrics.requests.observe),
             *origin_middleware(origins),
             Middleware(Guard, serving=serving),
+            Middleware(HeadAsGet),
         ],
     )
     app.state.serving = serving
