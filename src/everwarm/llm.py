@@ -28,7 +28,7 @@ from everwarm.engine.budget import Budget
 from everwarm.engine.engine import Engine
 from everwarm.engine.prefill import check_prompt, prefill, too_long
 from everwarm.engine.processors import Constraint
-from everwarm.engine.sampling import Sampling
+from everwarm.engine.sampling import Sampling, file_sampling
 from everwarm.engine.score import Score, score
 from everwarm.errors import ConfigError, EverwarmError, ModelError, RequestError, TemplateError
 from everwarm.events import End, Event
@@ -223,6 +223,13 @@ class LLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    @property
+    def file_sampling(self) -> Mapping[str, Any]:
+        """Fields of `Sampling` that the model file recommends. Only the server follows it, where a request says
+        nothing else.
+        """
+        return file_sampling(self._file.metadata)
 
     def tokenize(self, text: str, special: bool = False) -> list[int]:
         """Token ids of a text. With `special`, names of control tokens in it become those tokens. No BOS is added."""

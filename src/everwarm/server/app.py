@@ -1,6 +1,7 @@
 """The application: all routes of one model, and what is true for every request."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.middleware import Middleware
@@ -26,13 +27,14 @@ def create_app(
     keys: Keys | None = None,
     origins: Origins | None = None,
     names: Sequence[str] = (),
+    sampling: Mapping[str, Any] | None = None,
 ) -> FastAPI:
     """The application that serves one model under `name`, and lists it under `names`. `origins` says which web pages
-    may ask; by default none but its own.
+    may ask; by default none but its own. `sampling` is for requests that don't say how to sample.
     """
     keys = keys or Keys({})
     origins = origins or parse_origins((), (), has_keys=not keys.is_open)
-    serving = Serving(llm, name, limits, keys, names or (name,))
+    serving = Serving(llm, name, limits, keys, names or (name,), sampling)
     metrics = Metrics(serving)
     app = FastAPI(
         title="everwarm",

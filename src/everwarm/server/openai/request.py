@@ -12,6 +12,7 @@ from everwarm.errors import RequestError
 from everwarm.server.errors import ApiError
 from everwarm.server.openai.dialects import translated
 from everwarm.server.request import Extension, Json
+from everwarm.server.sampling import given
 from everwarm.structured.asked import asked_grammar, response_format
 from everwarm.structured.grammar import Grammar
 from everwarm.text.reasoning import Thinking
@@ -55,13 +56,13 @@ class GenerationRequest(BaseModel):
     model_config = ConfigDict(extra="allow")
     model: str | None = None
     max_tokens: int | None = Field(None, ge=1)
-    temperature: float | None = Field(1.0, ge=0, le=100)
-    top_p: float | None = Field(1.0, gt=0, le=1)
-    top_k: int = Field(0, ge=0)
-    min_p: float = Field(0.0, ge=0, le=1)
-    repetition_penalty: float = Field(1.0, ge=0.01, le=100)
-    presence_penalty: float | None = Field(0.0, ge=-2, le=2)
-    frequency_penalty: float | None = Field(0.0, ge=-2, le=2)
+    temperature: float | None = Field(None, ge=0, le=100)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=0)
+    min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: float | None = Field(None, ge=0.01, le=100)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
     logit_bias: Annotated[dict[str, float] | None, BeforeValidator(_check_count)] = None
     seed: int | None = Field(None, ge=-(2**63), lt=2**64)
     n: int | None = Field(1, ge=1, le=128)
@@ -108,15 +109,16 @@ class GenerationRequest(BaseModel):
         return format_ or asked
 
     def options(self) -> Json:
-        """Arguments of `LLM.start`."""
-        return {
-            "temperature": 1.0 if self.temperature is None else self.temperature,
-            "top_p": 1.0 if self.top_p is None else self.top_p,
-            "top_k": self.top_k,
-            "min_p": self.min_p,
-            "repetition_penalty": self.repetition_penalty,
-            "presence_penalty": self.presence_penalty or 0.0,
-            "frequency_penalty": self.frequency_penalty or 0.0,
+        """Arguments of `LLM.start`; of those that say how to sample, the ones that were given."""
+        return given(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+        ) | {
             "logit_bias": _bias(self.logit_bias),
             "stop": self.stop or (),
             "ignore_eos": self.ignore_eos,

@@ -40,7 +40,10 @@ def router(serving: Serving) -> APIRouter:
     async def chat(body: ChatRequest, request: Request) -> Response:
         serving.check_messages(len(body.messages))
         options: Json = {
-            "max_tokens": body.max_completion_tokens or body.max_tokens or serving.context,
+            "max_tokens": body.max_completion_tokens
+            or body.max_tokens
+            or serving.limits.answer_tokens
+            or serving.context,
             "top_logprobs": (body.top_logprobs or 0) if body.logprobs else 0,
         }
 
@@ -78,7 +81,7 @@ def router(serving: Serving) -> APIRouter:
             )
         source: Json = {"prompt" if isinstance(prompt, str) else "tokens": prompt}
         options = {
-            "max_tokens": body.max_tokens or DEFAULT_MAX_TOKENS,
+            "max_tokens": body.max_tokens or serving.limits.answer_tokens or DEFAULT_MAX_TOKENS,
             "top_logprobs": body.logprobs or 0,
         }
         count, usage = body.n or 1, body.wants_usage
@@ -107,11 +110,14 @@ async def _answer(
         raise ApiError(400, f"n: {count} answers at once, the limit is {serving.limits.most_choices}")
     tenant, agent = tenant_of(request), agent_of(request) or body.everwarm.agent
     group = "" if agent else body.prompt_cache_key or ""
-    options = body.options() | options | {"agent": agent, "group": group, "tenant": tenant, "context": serving.context}
+    named = {"agent": agent, "group": group, "tenant": tenant, "context": serving.context}
+    options = serving.sampling | body.options() | options | named
     if body.asks_for_grammar:
         options["constraint"] = await unless_it_leaves(request, serving.grammars.constraint(body.asked_grammar))
         options["after_reasoning"] = True
-    seeds = [None if body.seed is None else (body.seed + number) % 2**64 for number in range(count)]
+    default = options.pop("seed")
+    seed = default if body.seed is None else body.seed
+    seeds = [None if seed is None else (seed + number) % 2**64 for number in range(count)]
 
     def start() -> list[Generation]:
         first = serving.llm.start(**prompt(), **options, seed=seeds[0])
