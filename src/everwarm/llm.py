@@ -469,6 +469,7 @@ class LLM:
         drafter: Drafter | None = None,
         parser: Callable[[], OutputParser] | None = None,
         point: Point | None = None,
+        choice: int = 0,
         **sampling: Any,
     ) -> Generation:
         """A generation that can be cancelled; it begins when its events are asked for. `context` is a limit on prompt
@@ -480,8 +481,8 @@ class LLM:
         it comes sooner if the draft is right. `parser` makes what tells text, reasoning
         and tool calls apart; by default the chat template decides for messages, and all is text for prompts.
         `template_variables` are for the chat template. With `point` the answer becomes a point of a history under the
-        agent's name. `sampling` takes the fields of `everwarm.engine.sampling.Sampling`. A second turn of the same
-        agent waits for the first.
+        agent's name. Its events have the number `choice`. `sampling` takes the fields of
+        `everwarm.engine.sampling.Sampling`. A second turn of the same agent waits for the first.
         """
         checked = self.check_options(max_tokens=max_tokens, stop=stop, **sampling)
         if schema is not None or regex is not None or grammar is not None:
@@ -530,6 +531,7 @@ class LLM:
             parser=parser or PlainText,
             most_calls=None if tool_choice is None or tool_choice.parallel else 1,
             point=point,
+            choice=choice,
         )
         return Generation(self.runtime(store=cache), request)
 

@@ -62,11 +62,17 @@ class LoopQueue:
 
 class ActiveRequest:
     """The choices of one request. The first belongs to the agent; the others begin once its prompt is computed and are
-    not kept.
+    not kept. A request with several prompts has choices of each, one prompt after the other.
     """
 
     def __init__(
-        self, serving: Serving, request: Request, generations: Sequence[Generation], agent: str, tenant: str
+        self,
+        serving: Serving,
+        request: Request,
+        generations: Sequence[Generation],
+        agent: str,
+        tenant: str,
+        prompts: int = 1,
     ) -> None:
         self._serving = serving
         self._generations = generations
@@ -74,7 +80,10 @@ class ActiveRequest:
         self._failure: BaseException | None = None  # of a choice, while events before it are being read
         self._running: dict[int, Generation] = {}  # by the number of the choice
         self._left = len(generations)
-        self._others_begun = self._closed = False
+        self._of_a_prompt = len(generations) // prompts  # choices
+        self._waiting = deque(range(0, len(generations), self._of_a_prompt))  # choices that can begin
+        self._begun: set[int] = set()  # first choices that have said something
+        self._closed = False
         self._when_closed: Callable[[], object] | None = None
         self._reasoning_tokens = 0
         self._started = self._last = time.perf_counter()
@@ -83,8 +92,8 @@ class ActiveRequest:
         request.scope[OUTCOME] = self.outcome
 
     def begin(self) -> None:
-        """Have the first choice computed. From now on, `close`."""
-        self._run(0)
+        """Have the first choice of each prompt computed. From now on, `close`."""
+        self._run_waiting()
 
     async def next(self, within_s: float | None = None) -> list[Event | End] | None:
         """What has happened since; nothing, if that is so for `within_s`; None when all choices have ended. Raises what
@@ -115,11 +124,13 @@ class ActiveRequest:
 
     def cancel(self) -> None:
         """End it before its time; whoever reads its answer is told."""
+        self._waiting.clear()
         for generation in self._running.values():
             generation.cancel()
 
     def close(self) -> None:
         """Cancel what has not ended."""
+        self._waiting.clear()
         for generation in self._running.values():
             generation.cancel()
             self._serving.ended(generation)
@@ -136,9 +147,9 @@ class ActiveRequest:
     @property
     def usage(self) -> Usage:
         """Of all choices together, so far."""
-        receipt, outcome = self.receipt, self.outcome
-        prompt, cached = (receipt.prompt_tokens, receipt.cached_tokens) if receipt else (0, 0)
-        return Usage(prompt, cached, outcome.completion_tokens, self._reasoning_tokens)
+        prompt = sum(receipt.prompt_tokens for receipt in self.receipts)
+        cached = sum(receipt.cached_tokens for receipt in self.receipts)
+        return Usage(prompt, cached, self.outcome.completion_tokens, self._reasoning_tokens)
 
     @property
     def receipt(self) -> Receipt | None:
@@ -146,12 +157,25 @@ class ActiveRequest:
         return self._generations[0].receipt
 
     @property
+    def receipts(self) -> list[Receipt]:
+        """Of the first choice of each prompt, as far as they are known."""
+        firsts = self._generations[:: self._of_a_prompt]
+        return [generation.receipt for generation in firsts if generation.receipt is not None]
+
+    @property
+    def has_several_prompts(self) -> bool:
+        return self._of_a_prompt < len(self._generations)
+
+    @property
     def keep_alive_s(self) -> float:
         return self._serving.limits.keep_alive_s
 
-    def _run(self, number: int) -> None:
-        self._running[number] = self._generations[number]
-        self._serving.run(self._generations[number], self._queue)
+    def _run_waiting(self) -> None:
+        """As many at once as a request may have choices: others have their turn, too."""
+        while self._waiting and len(self._running) < self._serving.limits.most_choices:
+            number = self._waiting.popleft()
+            self._running[number] = self._generations[number]
+            self._serving.run(self._generations[number], self._queue)
 
     def _take(self) -> list[Event | End]:
         if self._failure is not None:
@@ -159,6 +183,7 @@ class ActiveRequest:
         events: list[Event | End] = []
         for item in self._queue.take():
             if isinstance(item, Failed):
+                self._waiting.clear()
                 self._end(item.choice)
                 stopped = self._serving.draining and isinstance(item.error, CancelledError)
                 self._failure = stopping() if stopped else item.error
@@ -186,19 +211,20 @@ class ActiveRequest:
         if first:
             self._last = now
             outcome.finish = event.finish_reason or outcome.finish
-            if not self._others_begun:
-                self._others_begun = True
-                for number in range(1, len(self._generations)):
-                    self._run(number)
+        if event.choice % self._of_a_prompt == 0 and event.choice not in self._begun:
+            self._begun.add(event.choice)
+            self._waiting.extendleft(reversed(range(event.choice + 1, event.choice + self._of_a_prompt)))
+            self._run_waiting()
 
     def _end(self, choice: int) -> None:
         self._left -= 1
         self._serving.ended(self._running.pop(choice))
+        self._run_waiting()
 
     def _record_end(self) -> None:
         outcome, receipt = self.outcome, self.receipt
         outcome.total_s = time.perf_counter() - self._started
         if receipt is not None:
             outcome.agent = receipt.agent or outcome.agent
-            outcome.prompt_tokens, outcome.cached_tokens = receipt.prompt_tokens, receipt.cached_tokens
+            outcome.prompt_tokens, outcome.cached_tokens = self.usage.prompt_tokens, self.usage.cached_tokens
             outcome.tier, outcome.cause, outcome.reason = receipt.tier, receipt.cause, receipt.reason

@@ -32,7 +32,7 @@ async def respond(request: Request, active: ActiveRequest, wire: Wire, stream: b
         if not stream:
             await unless_it_leaves(request, _collect(active, wire))
             active.close()
-            return JSONResponse(wire.whole(active.usage, _receipt_json(active.receipt)), headers=_headers(active))
+            return JSONResponse(wire.whole(active.usage, _receipt_json(active)), headers=_headers(active))
         first = await unless_it_leaves(request, active.next(active.keep_alive_s))
     except BaseException as error:
         active.failed(as_api_error(error).status if isinstance(error, Exception) else 499)
@@ -96,7 +96,7 @@ class _EventStream(StreamingResponse):
                     yield KEEP_ALIVE if (waiting := wire.waiting()) is None else _sse([waiting])
                 events = await active.next(active.keep_alive_s)
             self._over = True
-            yield _sse(wire.end(active.usage, _receipt_json(active.receipt)))
+            yield _sse(wire.end(active.usage, _receipt_json(active)))
         except Exception as error:
             self._over = True
             told = as_api_error(error)
@@ -115,7 +115,7 @@ def _sse(events: ServerEvents) -> str:
 
 def _headers(active: ActiveRequest) -> dict[str, str]:
     """What is known of the receipt when the answer begins."""
-    if (receipt := active.receipt) is None:
+    if (receipt := active.receipt) is None or active.has_several_prompts:
         return {}
     return {
         "X-Everwarm-Agent": receipt.agent.encode("ascii", "replace").decode(),
@@ -126,8 +126,13 @@ def _headers(active: ActiveRequest) -> dict[str, str]:
     }
 
 
-def _receipt_json(receipt: Receipt | None) -> Json | None:
-    if receipt is None:
-        return None
+def _receipt_json(active: ActiveRequest) -> Json | None:
+    """The receipt of the prompt; of several, one of each."""
+    if active.has_several_prompts:
+        return {"prompts": [_as_json(receipt) for receipt in active.receipts]}
+    return None if active.receipt is None else _as_json(active.receipt)
+
+
+def _as_json(receipt: Receipt) -> Json:
     error = None if receipt.error is None else without_paths(receipt.error)
     return asdict(receipt) | {"reason": without_paths(receipt.reason), "error": error}

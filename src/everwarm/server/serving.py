@@ -36,6 +36,7 @@ class Limits:
     context: int | None = None  # fewer tokens than the model's own context
     keep_alive_s: float = 5.0
     most_choices: int = 16
+    most_prompts: int = 128  # of one request; as many as there may be choices are computed at once
     answer_tokens: int | None = None  # of an answer, if its request names no limit
 
 

@@ -169,13 +169,24 @@ class CompletionRequest(GenerationRequest):
     prompt: (
         str
         | Annotated[list[int], Field(fail_fast=True)]
-        | Annotated[list[str], Field(min_length=1, max_length=1, fail_fast=True)]
-        | Annotated[list[list[int]], Field(max_length=1, fail_fast=True)]
+        | Annotated[list[str], Field(fail_fast=True)]
+        | Annotated[list[list[int]], Field(fail_fast=True)]
     )
     logprobs: int | None = Field(None, ge=0, le=20)
     echo: Literal[False] | None = False
     best_of: Literal[1] | None = 1
     suffix: Literal[""] | None = None
+
+    def prompts(self, most: int) -> list[str | list[int]]:
+        """One or several. Raises ApiError."""
+        given = self.prompt
+        if isinstance(given, list) and given and isinstance(given[0], str | list):
+            if len(given) > most:
+                raise ApiError(400, f"prompt: {len(given):,} prompts at once, the limit is {most}; send fewer")
+            return [one for one in given if isinstance(one, str | list)]
+        if not given:
+            raise ApiError(400, "prompt: it is empty; send a text, a list of texts, or token ids")
+        return [given]  # type: ignore[list-item]
 
 
 class EmbeddingRequest(BaseModel):

@@ -66,27 +66,26 @@ def router(serving: Serving) -> APIRouter:
             options["constraint"] = await unless_it_leaves(request, call)
             options["after_reasoning"] = True
         wire = ChatWire(serving, body.n or 1, logprobs=bool(body.logprobs), usage=body.wants_usage)
-        return await _answer(serving, request, body, options, prompt, wire)
+        return await _answer(serving, request, body, options, [prompt], wire)
 
     @api.post("/v1/completions")
     async def completions(body: CompletionRequest, request: Request) -> Response:
-        prompt = _prompt(body.prompt)
-        logprobs, before = body.logprobs is not None, ""
-        if logprobs:  # they say where tokens are in the text of prompt and answer
-            spell = partial(serving.llm.detokenize, special=True)
-            before = (
-                prompt
-                if isinstance(prompt, str)
-                else await unless_it_leaves(request, serving.texts.work(request, lambda: spell(prompt)))
-            )
-        source: Json = {"prompt" if isinstance(prompt, str) else "tokens": prompt}
+        prompts = body.prompts(serving.limits.most_prompts)
+        before = [""] * len(prompts)
+        if body.logprobs is not None:  # they say where tokens are in the text of prompt and answer
+            before = await unless_it_leaves(request, serving.texts.work(request, lambda: _texts(serving, prompts)))
         options = {
             "max_tokens": body.max_tokens or serving.limits.answer_tokens or DEFAULT_MAX_TOKENS,
             "top_logprobs": body.logprobs or 0,
         }
-        count, usage = body.n or 1, body.wants_usage
-        wire = TextWire(serving, count, logprobs=logprobs, usage=usage, prompt_chars=len(before))
-        return await _answer(serving, request, body, options, lambda: source, wire)
+        wire = TextWire(
+            serving,
+            body.n or 1,
+            logprobs=body.logprobs is not None,
+            usage=body.wants_usage,
+            prompt_chars=[len(text) for text in before],
+        )
+        return await _answer(serving, request, body, options, [partial(_source, one) for one in prompts], wire)
 
     @api.post("/v1/embeddings")
     async def embeddings(body: EmbeddingRequest) -> Response:
@@ -100,15 +99,17 @@ async def _answer(
     request: Request,
     body: GenerationRequest,
     options: Json,
-    prompt: Callable[[], Json],
+    prompts: Sequence[Callable[[], Json]],
     wire: Wire,
 ) -> Response:
-    """`prompt` makes what the model reads; that takes a while if it is long."""
+    """`prompts` make what the model reads; that takes a while if it is long."""
     serving.check_priority(body.everwarm.priority)
     count = body.n or 1
     if count > serving.limits.most_choices:
         raise ApiError(400, f"n: {count} answers at once, the limit is {serving.limits.most_choices}")
     tenant, agent = tenant_of(request), agent_of(request) or body.everwarm.agent
+    if agent and len(prompts) > 1:
+        raise ApiError(400, f"prompt: {len(prompts)} of them, but an agent has one turn at a time; send one prompt")
     group = "" if agent else body.prompt_cache_key or ""
     named = {"agent": agent, "group": group, "tenant": tenant, "context": serving.context}
     options = serving.sampling | body.options() | options | named
@@ -120,11 +121,15 @@ async def _answer(
     seeds = [None if seed is None else (seed + number) % 2**64 for number in range(count)]
 
     def start() -> list[Generation]:
-        first = serving.llm.start(**prompt(), **options, seed=seeds[0])
-        return [first, *(first.another_choice(number, seeds[number]) for number in range(1, count))]
+        generations = []
+        for number, prompt in enumerate(prompts):
+            first = serving.llm.start(**prompt(), **options, seed=seeds[0], choice=number * count)
+            others = (first.another_choice(number * count + other, seeds[other]) for other in range(1, count))
+            generations += [first, *others]
+        return generations
 
     generations = await unless_it_leaves(request, serving.texts.work(request, start))
-    active = ActiveRequest(serving, request, generations, agent or "", tenant)
+    active = ActiveRequest(serving, request, generations, agent or "", tenant, len(prompts))
     return with_ignored(await respond(request, active, wire, bool(body.stream)), body.ignored)
 
 
@@ -142,11 +147,10 @@ def _model(serving: Serving, name: str) -> Json:
     }
 
 
-def _prompt(prompt: str | list[int] | list[str] | list[list[int]]) -> str | list[int]:
-    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
-        prompt = prompt[0]
-    if isinstance(prompt, str):
-        return prompt
-    if not prompt or not all(isinstance(token, int) for token in prompt):
-        raise ApiError(400, "prompt: expected one text, or one list of token ids")
-    return prompt  # type: ignore[return-value]
+def _source(prompt: str | list[int]) -> Json:
+    """A prompt of plain completions, as an argument of `LLM.start`."""
+    return {"prompt" if isinstance(prompt, str) else "tokens": prompt}
+
+
+def _texts(serving: Serving, prompts: Sequence[str | list[int]]) -> list[str]:
+    return [one if isinstance(one, str) else serving.llm.detokenize(one, special=True) for one in prompts]

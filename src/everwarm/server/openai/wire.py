@@ -2,6 +2,7 @@
 
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from everwarm.events import (
@@ -38,7 +39,7 @@ class Choice:
     """One answer as far as it is known."""
 
     answer: Answer = field(default_factory=Answer)
-    chars: int = 0  # of its text, counted for logprobs
+    chars: int = 0  # of its text, and the prompt's for plain completions; counted for logprobs
     finish: FinishReason | None = None
     logged: list[LoggedToken] = field(default_factory=list)
     held: list[LoggedToken] = field(default_factory=list)  # tokens whose text is not out yet
@@ -182,9 +183,13 @@ class TextWire(ChatWire):
 
     chunk_object, whole_object, prefix = "text_completion", "text_completion", "cmpl-"
 
-    def __init__(self, serving: Serving, count: int, *, logprobs: bool, usage: bool, prompt_chars: int) -> None:
-        super().__init__(serving, count, logprobs=logprobs, usage=usage)
-        self._prompt_chars = prompt_chars
+    def __init__(
+        self, serving: Serving, count: int, *, logprobs: bool, usage: bool, prompt_chars: Sequence[int]
+    ) -> None:
+        """`count` choices for each prompt, which has so many characters."""
+        super().__init__(serving, count * len(prompt_chars), logprobs=logprobs, usage=usage)
+        for number, choice in enumerate(self._choices):
+            choice.chars = prompt_chars[number // count]
 
     def begin(self, usage: Usage) -> ServerEvents:
         return []
@@ -215,7 +220,7 @@ class TextWire(ChatWire):
                 }
                 for event in events
             ],
-            "text_offset": [self._prompt_chars + one.offset for one in logged],
+            "text_offset": [one.offset for one in logged],
         }
 
     def _name(self, token: int) -> str:
