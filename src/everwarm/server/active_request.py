@@ -16,6 +16,7 @@ from fastapi import Request
 
 from everwarm.errors import CancelledError
 from everwarm.events import End, Event, Failed, Usage
+from everwarm.generation.generation import Progress
 from everwarm.kv.receipt import Receipt
 from everwarm.llm import Generation
 from everwarm.server.errors import ApiError
@@ -161,6 +162,11 @@ class ActiveRequest:
         """Of the first choice of each prompt, as far as they are known."""
         firsts = self._generations[:: self._of_a_prompt]
         return [generation.receipt for generation in firsts if generation.receipt is not None]
+
+    @property
+    def progress(self) -> Progress | None:
+        """How far the first prompt is; None before its computation has begun."""
+        return self._generations[0].progress
 
     @property
     def has_several_prompts(self) -> bool:

@@ -70,6 +70,8 @@ class GenerationRequest(BaseModel):
     ignore_eos: bool = False
     stream: bool | None = False
     stream_options: StreamOptions | None = None
+    timings_per_token: bool | None = False
+    return_progress: bool | None = False
     response_format: Json | None = None
     guided_json: str | Json | None = None
     guided_regex: str | None = None

@@ -65,7 +65,14 @@ def router(serving: Serving) -> APIRouter:
             call = serving.grammars.constraint(lambda: serving.llm.call_grammar(*offered()))
             options["constraint"] = await unless_it_leaves(request, call)
             options["after_reasoning"] = True
-        wire = ChatWire(serving, body.n or 1, logprobs=bool(body.logprobs), usage=body.wants_usage)
+        wire = ChatWire(
+            serving,
+            body.n or 1,
+            logprobs=bool(body.logprobs),
+            usage=body.wants_usage,
+            timings=body.timings_per_token,
+            progress=body.return_progress,
+        )
         return await _answer(serving, request, body, options, [prompt], wire)
 
     @api.post("/v1/completions")
@@ -83,6 +90,8 @@ def router(serving: Serving) -> APIRouter:
             body.n or 1,
             logprobs=body.logprobs is not None,
             usage=body.wants_usage,
+            timings=body.timings_per_token,
+            progress=body.return_progress,
             prompt_chars=[len(text) for text in before],
         )
         return await _answer(serving, request, body, options, [partial(_source, one) for one in prompts], wire)
