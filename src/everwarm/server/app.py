@@ -11,6 +11,7 @@ from everwarm.server import agents, errors, log, ops, schema, tokens
 from everwarm.server.anthropic import routes as anthropic
 from everwarm.server.keys import Keys
 from everwarm.server.limits import Guard
+from everwarm.server.llamacpp import routes as llamacpp
 from everwarm.server.metrics import Metrics
 from everwarm.server.openai import routes as openai
 from everwarm.server.openai.responses import routes as responses
@@ -51,7 +52,7 @@ def create_app(
     app.state.serving = serving
     errors.install(app)
     app.include_router(ops.router(serving, metrics))
-    for routes in (openai, responses, anthropic, agents, tokens):
+    for routes in (openai, responses, anthropic, llamacpp, agents, tokens):
         app.include_router(routes.router(serving))
     schema.install(app)
     return app

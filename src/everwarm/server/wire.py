@@ -48,5 +48,5 @@ class Wire(Protocol):
 
     def error(self, error: ApiError) -> ServerEvents: ...
 
-    def whole(self, usage: Usage, receipt: Json | None) -> Json:
+    def whole(self, usage: Usage, receipt: Json | None) -> Json | list[Json]:
         """The body of a response that is not streamed."""

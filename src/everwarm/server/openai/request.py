@@ -4,18 +4,21 @@ Fields that are accepted and have no effect are listed in `IGNORED` (docs/server
 and named in the response; only what would silently give a wrong answer is refused.
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from everwarm.errors import RequestError
 from everwarm.server.errors import ApiError
+from everwarm.server.openai.content import chat_messages, tool_choice
 from everwarm.server.openai.dialects import translated
-from everwarm.server.request import Extension, Json
+from everwarm.server.request import Extension, Json, check_choice, template_tools
 from everwarm.server.sampling import given
 from everwarm.structured.asked import asked_grammar, response_format
 from everwarm.structured.grammar import Grammar
 from everwarm.text.reasoning import Thinking
+from everwarm.text.tool_calls.choice import ToolChoice
 
 IGNORED = frozenset(
     {
@@ -121,12 +124,18 @@ class GenerationRequest(BaseModel):
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
         ) | {
-            "logit_bias": _bias(self.logit_bias),
+            "logit_bias": self._biases(),
             "stop": self.stop or (),
             "ignore_eos": self.ignore_eos,
             "cache": self.everwarm.cache,
             "priority": self.everwarm.priority,
         }
+
+    def _biases(self) -> dict[int, float]:
+        try:
+            return {int(token): value for token, value in (self.logit_bias or {}).items()}
+        except ValueError:
+            raise ApiError(400, "logit_bias: the keys must be token ids") from None
 
 
 class ChatRequest(GenerationRequest):
@@ -144,12 +153,34 @@ class ChatRequest(GenerationRequest):
     thinking: ThinkingSwitch | None = None  # as DeepSeek's and GLM's APIs have it
     chat_template_kwargs: Json | None = None
     modalities: Annotated[list[str], Field(fail_fast=True)] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
     @model_validator(mode="after")
     def _supported(self) -> "ChatRequest":
+        if self.continue_final_message and self.add_generation_prompt:
+            raise ValueError("continue_final_message and add_generation_prompt: an answer goes on, or begins; not both")
+        if self.continue_final_message and self.messages[-1].get("role") != "assistant":
+            raise ValueError("continue_final_message: the last message is not the assistant's")
         if self.modalities not in (None, ["text"]):
             raise ValueError("modalities: only text is supported")
         return self
+
+    def tools_and_choice(self) -> tuple[Sequence[Json] | None, ToolChoice]:
+        """The tools as chat templates read them, and which of them may or must be called. Raises ApiError."""
+        tools = template_tools(self.tools)
+        return tools, check_choice(tool_choice(self.tool_choice, self.parallel_tool_calls), tools)
+
+    def chat(self) -> Json:
+        """What the chat template gets. Raises ApiError."""
+        tools, choice = self.tools_and_choice()
+        return {
+            "messages": chat_messages(self.messages),
+            "tools": tools,
+            "tool_choice": choice,
+            "thinking": self.asked_thinking(),
+            "template_variables": self.chat_template_kwargs,
+        }
 
     def asked_thinking(self) -> Thinking:
         """Of all the fields that say something about reasoning."""
@@ -197,10 +228,3 @@ class EmbeddingRequest(BaseModel):
     model_config = ConfigDict(extra="allow")
     input: Any
     model: str | None = None
-
-
-def _bias(bias: dict[str, float] | None) -> dict[int, float]:
-    try:
-        return {int(token): value for token, value in (bias or {}).items()}
-    except ValueError:
-        raise ApiError(400, "logit_bias: the keys must be token ids") from None
