@@ -9,6 +9,7 @@ from starlette.middleware import Middleware
 from everwarm.llm import LLM
 from everwarm.server import agents, errors, log, ops, schema, tokens
 from everwarm.server.anthropic import routes as anthropic
+from everwarm.server.head import HeadAsGet
 from everwarm.server.keys import Keys
 from everwarm.server.limits import Guard
 from everwarm.server.llamacpp import routes as llamacpp
@@ -17,7 +18,7 @@ from everwarm.server.openai import routes as openai
 from everwarm.server.openai.responses import routes as responses
 from everwarm.server.origin import Origins, parse_origins
 from everwarm.server.origin_guard import origin_middleware
-from everwarm.server.paths import HeadAsGet, PathsWithoutVersion
+from everwarm.server.paths import PathsWithoutVersion
 from everwarm.server.serving import Limits, Serving
 
 

@@ -1,4 +1,4 @@
-"""Paths and methods that clients take for granted: paths without `/v1`, and HEAD wherever there is GET."""
+"""Clients that were told an address without `/v1`: their paths are served all the same."""
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -21,20 +21,3 @@ class PathsWithoutVersion:
                 if raw := scope.get("raw_path"):
                     scope["raw_path"] = VERSION.encode() + raw
         await self._app(scope, receive, send)
-
-
-class HeadAsGet:
-    """ASGI middleware: routes answer HEAD as they answer GET; the HTTP server leaves out the body."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "HEAD":
-            await self._app(scope, receive, send)
-            return
-        routed = {**scope, "method": "GET"}
-        try:
-            await self._app(routed, receive, send)
-        finally:
-            scope.update((name, value) for name, value in routed.items() if name not in ("method", *scope))
