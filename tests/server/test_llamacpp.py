@@ -114,6 +114,7 @@ def test_biases_name_tokens_by_id_or_text(server: Running) -> None:
         found = complete(server, "Once", logit_bias=[*pairs, forbidden])
         assert first not in found["content"]
     assert complete(server, "Once", logit_bias=pairs)["content"] == plain
+    assert complete(server, "Once", logit_bias=[*pairs, ["9" * 5000, -1]])["content"] == plain  # a text, not an id
     for wrong in ("a", [["a"]], [["a", "b"]], [["a", True]], [[1.5, 1]], [[i, 1] for i in range(2000)]):
         assert "logit_bias" in post(server, "/completion", 400, prompt="Once", logit_bias=wrong)["error"]["message"]
 
@@ -131,10 +132,14 @@ def test_only_the_fields_that_were_asked_for(server: Running) -> None:
         {"prompt": {"prompt_string": "a", "multimodal_data": ["eA=="]}}, {"prompt": {"prompt_string": 5}},
         {"prompt": ["a"] * 5}, {"prompt": [True, 1]}, {"prompt": "a", "n_probs": 99}, {"prompt": "a", "n_predict": -7},
         {"prompt": "a", "grammar": "root ::= ("}, {"prompt": "a " * 600},
+        {"prompt": "a", "logit_bias": [[10**30, 1]]}, {"prompt": "a", "logit_bias": [[-5, 1]]}, {"prompt": [2**70]},
+        {"prompt": "a", "response_fields": "content"},
+        {"prompt": [[[1]]]}, {"prompt": [[1, None]]}, {"prompt": "a", "logit_bias": [["a", 1e300]]},
     ],
 )  # fmt: skip
 def test_what_can_not_be_answered_is_a_400(server: Running, body: Any) -> None:
     assert post(server, "/completion", 400, **body)["error"]["type"] == "invalid_request_error"
+    assert httpx.get(server.url + "/health").status_code == 200
 
 
 def test_tokenize_with_pieces(server: Running) -> None:

@@ -33,11 +33,11 @@ class Timings:
         return {
             "cache_n": usage.cached_tokens,
             "prompt_n": computed,
-            "prompt_ms": round(prompt_ms, 3),
+            "prompt_ms": prompt_ms,
             "prompt_per_token_ms": _ratio(prompt_ms, computed),
             "prompt_per_second": _ratio(1e3 * computed, prompt_ms),
             "predicted_n": self._tokens,
-            "predicted_ms": round(predicted_ms, 3),
+            "predicted_ms": predicted_ms,
             "predicted_per_token_ms": _ratio(predicted_ms, decoded),
             "predicted_per_second": _ratio(1e3 * decoded, predicted_ms),
         }
@@ -73,4 +73,4 @@ class PromptProgress:
 
 
 def _ratio(value: float, by: float) -> float:
-    return round(value / by, 3) if by else 0.0
+    return value / by if by else 0.0

@@ -113,4 +113,5 @@ def _prompt(given: Any) -> Prompt:
 def _tokens(llm: LLM, token: int | str) -> Sequence[int]:
     if isinstance(token, int):
         return [token]
-    return [int(token)] if token.isdecimal() and token.isascii() else llm.tokenize(token)
+    is_id = len(token) < 12 and token.isascii() and token.isdecimal()
+    return [int(token)] if is_id else llm.tokenize(token)
