@@ -23,6 +23,7 @@ help:
 	@echo "make check   formatting, lint, types, direction of imports"
 	@echo "make wheel   a wheel in dist/, which installs without a compiler; make test-wheel installs it and has it answer"
 	@echo "make bench   measure, on this machine"
+	@echo "make clients  install the agent programs of docs/clients.md into .clients, each with a home of its own"
 	@echo "make peers   second environment with llama.cpp and transformers, to compare with"
 
 demo: $(INSTALLED)
@@ -117,7 +118,7 @@ $(INSTALLED): pyproject.toml $(NATIVE)
 	benchmarks/build_llama_cpp.sh
 	@touch $@
 
-clients: ## install the agent programs of docs/clients.md into .clients, each with a home of its own
+clients:
 	scripts/clients.sh .clients
 
 clean:

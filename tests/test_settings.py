@@ -18,7 +18,7 @@ from everwarm.settings import ServeSettings, Settings
 from tiny import Tiny
 
 LOAD, ALL = settings_of(Settings), settings_of(ServeSettings)
-TEXTS = ("off", "on", "3GiB", "7", "http://localhost:3000")  # a field of any kind takes one of them, or a choice
+TEXTS = ("off", "on", "3GiB", "7", "1", "http://localhost:3000")  # a field of any kind takes one of them, or a choice
 
 
 def example(setting: Setting) -> str:

@@ -37,6 +37,7 @@ class Tiny:
     drop: tuple[str, ...] = ()  # tensors to leave out
     add: dict[str, np.ndarray] = field(default_factory=dict)  # tensors to add
     template: str | None = CHATML
+    sampling: dict[str, Any] = field(default_factory=dict)  # what the file recommends: `temp`, `top_k`, ...
     tokens: int | None = None  # pretend that the vocabulary has this many tokens
 
     @property
@@ -130,6 +131,8 @@ def byte_alphabet() -> list[str]:
 
 
 def _add_metadata(writer: gguf.GGUFWriter, tiny: Tiny) -> None:
+    for name, recommended in tiny.sampling.items():
+        getattr(writer, f"add_sampling_{name}")(recommended)
     values: dict[str, Any] = {
         "block_count": tiny.layers,
         "context_length": tiny.context,

@@ -28,7 +28,7 @@ from everwarm.engine.budget import Budget
 from everwarm.engine.engine import Engine
 from everwarm.engine.prefill import check_prompt, prefill, too_long
 from everwarm.engine.processors import Constraint
-from everwarm.engine.sampling import Sampling
+from everwarm.engine.sampling import Sampling, file_sampling
 from everwarm.engine.score import Score, score
 from everwarm.errors import ConfigError, EverwarmError, ModelError, RequestError, TemplateError
 from everwarm.events import End, Event
@@ -227,6 +227,13 @@ class LLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    @property
+    def file_sampling(self) -> Mapping[str, Any]:
+        """Fields of `Sampling` that the model file recommends. Only the server follows it, where a request says
+        nothing else.
+        """
+        return file_sampling(self._file.metadata)
 
     def tokenize(self, text: str, special: bool = False) -> list[int]:
         """Token ids of a text. With `special`, names of control tokens in it become those tokens. No BOS is added."""
@@ -490,6 +497,7 @@ class LLM:
         drafter: Drafter | None = None,
         parser: Callable[[], OutputParser] | None = None,
         point: Point | None = None,
+        choice: int = 0,
         **sampling: Any,
     ) -> Generation:
         """A generation that can be cancelled; it begins when its events are asked for. `context` is a limit on prompt
@@ -501,8 +509,8 @@ class LLM:
         it comes sooner if the draft is right. `parser` makes what tells text, reasoning
         and tool calls apart; by default the chat template decides for messages, and all is text for prompts.
         `template_variables` are for the chat template. With `point` the answer becomes a point of a history under the
-        agent's name. `sampling` takes the fields of `everwarm.engine.sampling.Sampling`. A second turn of the same
-        agent waits for the first.
+        agent's name. Its events have the number `choice`. `sampling` takes the fields of
+        `everwarm.engine.sampling.Sampling`. A second turn of the same agent waits for the first.
         """
         checked = self.check_options(max_tokens=max_tokens, stop=stop, **sampling)
         follows = schema is not None or regex is not None or grammar is not None
@@ -555,6 +563,7 @@ class LLM:
             next_prompt=next_prompt,
             most_calls=None if tool_choice is None or tool_choice.parallel else 1,
             point=point,
+            choice=choice,
         )
         return Generation(self.runtime(store=cache), request, self._ahead)
 

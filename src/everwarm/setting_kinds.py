@@ -5,6 +5,7 @@ is read, whoever gives it (flag, variable, config.toml, keyword), and what peopl
 the settings of such a dataclass.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeAlias, TypeVar
@@ -117,6 +118,22 @@ def whole_number(least: int, most: int, *, default: WholeNumber, help: str) -> W
         return value
 
     return field(default=default, metadata={_RULE: Rule(help, parse, "<int>")})
+
+
+def number(least: float, most: float, *, help: str, above: bool = False) -> float | None:  # noqa: A002
+    """A number in a range, not set by default. `above`: it must be more than `least`."""
+
+    def parse(given: object) -> float:
+        try:
+            value = float(given) if isinstance(given, str | int | float) and not isinstance(given, bool) else math.nan
+        except (ValueError, OverflowError):
+            value = math.nan
+        if not (least < value if above else least <= value) or value > most:  # NaN is refused, too
+            between = f"more than {least:g} and at most {most:g}" if above else f"between {least:g} and {most:g}"
+            raise ValueError(f"expected a number {between}")
+        return value
+
+    return field(default=None, metadata={_RULE: Rule(help, parse, "<number>", "{:g}".format)})
 
 
 def seconds(least: float, *, default: float, help: str) -> float:  # noqa: A002

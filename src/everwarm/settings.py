@@ -10,6 +10,7 @@ from everwarm.setting_kinds import (
     OffFlag,
     byte_count,
     choice,
+    number,
     seconds,
     size,
     some_of,
@@ -150,4 +151,29 @@ class ServeSettings(Settings):
     max_body: int = byte_count(default=16 << 20, help="largest body of a request")
     request_timeout: float = seconds(0.1, default=3600.0, help="seconds that a request may take")
     grace: float = seconds(0.0, default=20.0, help="seconds that running requests have to end after SIGTERM or Ctrl-C")
+    temp: float | None = number(0, 100, help="temperature of requests that name none; 0 is greedy")
+    top_k: int | None = whole_number(
+        0, 2**31 - 1, default=None, help="of how many most likely tokens requests that don't say so choose; 0 is all"
+    )
+    top_p: float | None = number(
+        0, 1, above=True, help="probability of the tokens that requests which don't say so choose from"
+    )
+    min_p: float | None = number(
+        0, 1, help="least probability, relative to the most likely token's, for requests that name none"
+    )
+    repeat_penalty: float | None = number(
+        0, 100, above=True, help="penalty on tokens that were there before, for requests that name none; 1 is none"
+    )
+    presence_penalty: float | None = number(
+        -2, 2, help="penalty on tokens that the answer has, for requests that name none"
+    )
+    frequency_penalty: float | None = number(
+        -2, 2, help="penalty on each occurrence of a token in the answer, for requests that name none"
+    )
+    seed: int | None = whole_number(
+        0, 2**64 - 1, default=None, help="seed of requests that name none (default: a fresh one for each)"
+    )
+    n_predict: int | None = whole_number(
+        1, 2**31 - 1, default=None, help="tokens of an answer at most, for requests that name no limit"
+    )
     log_format: str = choice("text", "json", help="one line per request, in this format")

@@ -118,6 +118,15 @@ def test_inspect(cli: Cli, tiny: Path) -> None:
     assert "blk.1.ffn_down.weight" in out
 
 
+def test_inspect_says_how_the_file_wants_to_be_sampled(cli: Cli, tmp_path: Path) -> None:
+    Tiny(sampling={"temp": 0.6, "top_k": 20}).write(tmp_path / "told.gguf")
+    assert "temperature 0.6, top_k 20" in cli("inspect", tmp_path / "told.gguf")[1]
+    assert json.loads(cli("inspect", tmp_path / "told.gguf", "--json")[1])["sampling"] == {
+        "temperature": 0.6,
+        "top_k": 20,
+    }
+
+
 def test_inspect_describes_a_model_that_can_not_be_run(cli: Cli, tmp_path: Path) -> None:
     Tiny(architecture="mamba").write(tmp_path / "other.gguf")
     code, out, _ = cli("inspect", tmp_path / "other.gguf", "--json")

@@ -64,13 +64,14 @@ def running(
     origins: Origins | None = None,
     connections: ConnectionLimits | None = None,
     port: int = 0,
+    sampling: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Iterator[Running]:
     """Serve a model on a thread; agents are kept in `home`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(config.PREFIX + "HOME", str(home))
         with everwarm.load(model, **{"warm": "on", "threads": 2, **settings}) as llm:
-            app = create_app(llm, name, limits, Keys(keys or {}, operators), origins)
+            app = create_app(llm, name, limits, Keys(keys or {}, operators), origins, sampling=sampling)
             with socket.create_server(("127.0.0.1", port)) as listener:
                 server = HttpServer(app, connections)
                 thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

@@ -4,12 +4,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+from anthropic import Anthropic
+from openai import OpenAI
 from running import Running, running
 
 from output_parsers import Says
 from tiny import Tiny
+
+HI: Any = [{"role": "user", "content": "Hi"}]
 
 END = 258
 """The token `<|im_end|>` of a tiny model."""
@@ -39,3 +44,17 @@ def says(server: Running, monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
     start = getattr(llm.start, "func", llm.start)
     ids = [*llm.tokenize(answer, special=True), END]
     monkeypatch.setattr(llm, "start", partial(start, constraint=partial(Says, ids, llm.config.vocab_size)))
+
+
+@pytest.fixture
+def client(server: Running) -> Iterator[OpenAI]:
+    """OpenAI's client of a file's `server`."""
+    with OpenAI(base_url=server.url + "/v1", api_key="any", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+def claude(server: Running) -> Iterator[Anthropic]:
+    """Anthropic's client of a file's `server`."""
+    with Anthropic(base_url=server.url, api_key="any", max_retries=0) as client:
+        yield client

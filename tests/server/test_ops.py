@@ -478,7 +478,7 @@ def test_a_client_that_does_not_read_counts_as_gone(
                     await asyncio.sleep(3600)
 
             scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
-            wire = TextWire(serving, 1, logprobs=False, usage=False, prompt_chars=0)
+            wire = TextWire(serving, 1, logprobs=False, usage=False, prompt_chars=[0])
             request = Request(scope, receive)
             active = ActiveRequest(serving, request, SharedAnswer(serving, [generation], lambda: wire), "", "default")
             outcomes.append(active.outcome)

@@ -25,6 +25,15 @@ def server(model: Path) -> Iterator[Running]:
         yield server
 
 
+def test_head_is_answered_as_get_without_a_body(server: Running) -> None:
+    for path in ("/", "/health", "/v1/models", "/models", "/v1/nothing", "/v1/models/nothing"):
+        asked, found = httpx.head(server.url + path), httpx.get(server.url + path)
+        assert (asked.status_code, asked.content) == (found.status_code, b""), path
+        assert asked.headers["content-length"] == found.headers["content-length"]
+    assert httpx.get(server.url).json()["model"] == "tiny"
+    assert httpx.head(server.url + "/v1/chat/completions").status_code == 405
+
+
 def test_paths_without_the_version_are_served(server: Running) -> None:
     chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}
     for path, body in (

@@ -8,9 +8,8 @@ import pytest
 from anthropic import Anthropic
 from openai import OpenAI
 from running import LETTERS, Running
-from speaking import THINKING_TEMPLATE, says, served
+from speaking import HI, THINKING_TEMPLATE, says, served
 
-HI: Any = [{"role": "user", "content": "Hi"}]
 TOOL: Any = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 
@@ -19,18 +18,6 @@ CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     with served(tmp_path_factory.mktemp("reasoning"), THINKING_TEMPLATE) as server:
         yield server
-
-
-@pytest.fixture
-def client(server: Running) -> Iterator[OpenAI]:
-    with OpenAI(base_url=server.url + "/v1", api_key="any", max_retries=0) as client:
-        yield client
-
-
-@pytest.fixture
-def claude(server: Running) -> Iterator[Anthropic]:
-    with Anthropic(base_url=server.url, api_key="any", max_retries=0) as client:
-        yield client
 
 
 def ask(client: OpenAI, messages: Any = HI, **more: Any) -> Any:

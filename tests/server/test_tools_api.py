@@ -11,7 +11,7 @@ import pytest
 from anthropic import Anthropic
 from openai import OpenAI
 from running import TOOLS_TEMPLATE, Running
-from speaking import says, served
+from speaking import HI, says, served
 
 from everwarm.events import Answer
 from tiny import CHATML
@@ -30,7 +30,6 @@ NOW: Any = {"type": "function", "function": {"name": "now"}}
 ADD_ANTHROPIC: Any = {
     "name": "add", "description": "Adds numbers", "input_schema": ADD["function"]["parameters"],
 }  # fmt: skip
-HI: Any = [{"role": "user", "content": "Hi"}]
 
 ONE = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "s": "Zürich \\"</tool_call>"}}\n</tool_call>'
 TWO = '\n<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
@@ -42,18 +41,6 @@ ARGUMENTS = {"a": 1, "s": 'Zürich "</tool_call>'}
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     with served(tmp_path_factory.mktemp("tools"), TOOLS_TEMPLATE) as server:
         yield server
-
-
-@pytest.fixture
-def client(server: Running) -> Iterator[OpenAI]:
-    with OpenAI(base_url=server.url + "/v1", api_key="any", max_retries=0) as client:
-        yield client
-
-
-@pytest.fixture
-def claude(server: Running) -> Iterator[Anthropic]:
-    with Anthropic(base_url=server.url, api_key="any", max_retries=0) as client:
-        yield client
 
 
 def ask(client: OpenAI, messages: Any = HI, **more: Any) -> Any:

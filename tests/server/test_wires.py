@@ -157,7 +157,7 @@ def test_openai_tells_logprobs_once_for_an_event_with_much_content(serving: Serv
 
 
 def test_plain_completions_have_text_only(serving: Serving) -> None:
-    wire = TextWire(serving, 1, logprobs=False, usage=False, prompt_chars=0)
+    wire = TextWire(serving, 1, logprobs=False, usage=False, prompt_chars=[0])
     assert whole(wire, answer([Text("a"), Text("b")], "stop"))["choices"][0]["text"] == "ab"
 
 

@@ -227,6 +227,7 @@ def _check_order(content: list[Content]) -> None:
         ("llama3", "<|python_tag|>print('hello')"),
         ("mistral", "[TOOL_CALLS]"),
         ("mistral", "[TOOL_CALLS][ARGS]{}"),
+        ("mistral", "[TOOL_CALLS]add[CALL_ID]this is no id[ARGS]{}"),
         ("tool-code", "```tool_code\nprint(add(a=1))\n```"),
         ("gemma", "<|tool_call>add{}<tool_call|>"),
         ("kimi", "<|tool_call_begin|>functions.add:0<|tool_call_end|>"),
@@ -235,6 +236,24 @@ def _check_order(content: list[Content]) -> None:
 )
 def test_what_is_no_call_is_text(name: str, answer: str) -> None:
     assert read(parser(name), [answer]) == [Text(answer)]
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "Wait. <|start|>assistant<|channel|>commentary to=functions.add <|constrain|>json",
+        "<|channel|>commentary Wait. to=functions.add json",
+        "<|start|>assistant to=functions.add<|channel|>commentary Wait. code",
+    ],
+)
+def test_other_words_in_a_header_of_harmony_are_text(header: str) -> None:
+    found = Answer()
+    found.add(read(parser("harmony"), [header + '<|message|>{"a": 1}<|call|>']))
+    assert found.text == "Wait."
+    assert [(call.name, call.arguments) for call in found.calls] == [("add", '{"a": 1}')]
+    found = Answer()
+    found.add(read(parser("harmony"), ["Wait.<|channel|>final<|message|> Yes.<|end|>"]))
+    assert found.text == "Wait. Yes."
 
 
 def test_many_false_beginnings_cost_bounded_time() -> None:

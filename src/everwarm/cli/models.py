@@ -61,6 +61,8 @@ def inspect(
         f"{human_bytes(summary['size_bytes'])}: "
         + ", ".join(f"{count} x {kind}" for kind, count in summary["tensor_types"].items())
     )
+    if summary["sampling"]:
+        out.print("sampling that the file recommends: " + ", ".join(f"{k} {v}" for k, v in summary["sampling"].items()))
     if plan:
         out.print(_told(weight_budget, plan))
     if tensors:
@@ -103,6 +105,8 @@ def _told(budget: str, plan: dict[str, int]) -> str:
 
 
 def _summarise(path: Path, file: Any) -> dict[str, Any]:
+    from everwarm.engine.sampling import file_sampling
+
     infos = list(file.tensors.values())
     return {
         "path": str(path),
@@ -113,6 +117,7 @@ def _summarise(path: Path, file: Any) -> dict[str, Any]:
         "parameters": sum(math.prod(info.shape) for info in infos),
         "tensor_count": len(infos),
         "tensor_types": dict(Counter(info.type.name for info in infos).most_common()),
+        "sampling": file_sampling(file.metadata),
         "metadata": {key: _plain(value) for key, value in file.metadata.items()},
     }
 

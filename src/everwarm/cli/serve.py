@@ -79,6 +79,7 @@ def serve(
         from everwarm.server import log
         from everwarm.server.keys import Keys
         from everwarm.server.loading import load_model
+        from everwarm.server.sampling import sampling_of
         from everwarm.server.serving import Limits
 
         log.configure(settings.log_format)
@@ -87,11 +88,13 @@ def serve(
             most_body_bytes=settings.max_body,
             timeout_s=settings.request_timeout,
             context=settings.context,
+            answer_tokens=settings.n_predict,
         )
         everyone = Keys(keys, operators)
         return load_model(
-            model, progress, settings, limits, everyone, origins, pull=model == DEFAULT, alias=settings.alias
-        )
+            model, progress, settings, limits, everyone, origins, pull=model == DEFAULT, alias=settings.alias,
+            sampling=sampling_of(settings),
+        )  # fmt: skip
 
     def ready(seconds: float) -> None:
         err.print(f"ready after {seconds:.1f} s: {address}/v1", markup=False)

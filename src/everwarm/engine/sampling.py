@@ -1,11 +1,24 @@
 """What a caller may ask of the sampler: plain data, checked when it is made."""
 
+import logging
 import math
 import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from everwarm.errors import RequestError
+
+_log = logging.getLogger(__name__)
+
+FILE_KEYS = {
+    "general.sampling.temp": "temperature",
+    "general.sampling.top_k": "top_k",
+    "general.sampling.top_p": "top_p",
+    "general.sampling.min_p": "min_p",
+    "general.sampling.penalty_repeat": "repetition_penalty",
+}
+"""Metadata of a GGUF file that says how its makers sample, and the field of `Sampling` that each of them sets."""
 
 LARGEST_BIAS = 1e6  # more than any logit, and far from what f32 can't hold
 
@@ -48,6 +61,23 @@ class Sampling:
                 )
         if self.seed is not None and (not isinstance(self.seed, int) or not 0 <= self.seed < 2**64):
             raise RequestError(f"seed {self.seed!r}: must be a whole number between 0 and 2^64 - 1")
+
+
+def file_sampling(metadata: Mapping[str, object]) -> dict[str, Any]:
+    """Fields of `Sampling` that a model file recommends. A value that can't be used is left out: the model can."""
+    found: dict[str, Any] = {}
+    for key, name in FILE_KEYS.items():
+        value = metadata.get(key)
+        if name == "top_k" and isinstance(value, int):
+            value = max(0, value)  # -1: all of them
+        try:
+            Sampling(**{name: value})  # type: ignore[arg-type]
+        except RequestError as error:
+            if value is not None:
+                _log.warning("the model file's %s is not used: %s", key, error)
+            continue
+        found[name] = round(value, 6) if isinstance(value, float) else value  # f32: 0.6 is 0.60000002
+    return found
 
 
 def _is_number(value: object) -> bool:

@@ -9,6 +9,7 @@ from fastapi import Request
 
 from everwarm.errors import CancelledError
 from everwarm.events import End, Event, Failed, Usage
+from everwarm.generation.generation import Progress
 from everwarm.kv.receipt import Receipt
 from everwarm.server.errors import ApiError
 from everwarm.server.progress import ProgressLog
@@ -72,14 +73,28 @@ class ActiveRequest:
     @property
     def usage(self) -> Usage:
         """Of all choices together, so far."""
-        receipt, outcome = self.receipt, self.outcome
-        prompt, cached = (receipt.prompt_tokens, receipt.cached_tokens) if receipt else (0, 0)
-        return Usage(prompt, cached, outcome.completion_tokens, self._reasoning_tokens)
+        prompt = sum(receipt.prompt_tokens for receipt in self.receipts)
+        cached = sum(receipt.cached_tokens for receipt in self.receipts)
+        return Usage(prompt, cached, self.outcome.completion_tokens, self._reasoning_tokens)
 
     @property
     def receipt(self) -> Receipt | None:
         """Of the first choice, as far as it is known: whole when that has ended."""
         return self._answer.receipt
+
+    @property
+    def receipts(self) -> list[Receipt]:
+        """Of the first choice of each prompt, as far as they are known."""
+        return self._answer.receipts
+
+    @property
+    def progress(self) -> Progress | None:
+        """How far the first prompt is; None before its computation has begun."""
+        return self._answer.first.progress
+
+    @property
+    def has_several_prompts(self) -> bool:
+        return self._answer.has_several_prompts
 
     @property
     def keep_alive_s(self) -> float:
@@ -124,5 +139,5 @@ class ActiveRequest:
         outcome.total_s = time.perf_counter() - self._started
         if receipt is not None:
             outcome.agent = receipt.agent or outcome.agent
-            outcome.prompt_tokens, outcome.cached_tokens = receipt.prompt_tokens, receipt.cached_tokens
+            outcome.prompt_tokens, outcome.cached_tokens = self.usage.prompt_tokens, self.usage.cached_tokens
             outcome.tier, outcome.cause, outcome.reason = receipt.tier, receipt.cause, receipt.reason

@@ -1,6 +1,7 @@
 """The application: all routes of one model, and what is true for every request."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.middleware import Middleware
@@ -8,8 +9,10 @@ from starlette.middleware import Middleware
 from everwarm.llm import LLM
 from everwarm.server import agents, errors, log, ops, schema, tokens
 from everwarm.server.anthropic import routes as anthropic
+from everwarm.server.head import HeadAsGet
 from everwarm.server.keys import Keys
 from everwarm.server.limits import Guard
+from everwarm.server.llamacpp import routes as llamacpp
 from everwarm.server.metrics import Metrics
 from everwarm.server.openai import routes as openai
 from everwarm.server.openai.responses import routes as responses
@@ -25,13 +28,14 @@ def create_app(
     keys: Keys | None = None,
     origins: Origins | None = None,
     names: Sequence[str] = (),
+    sampling: Mapping[str, Any] | None = None,
 ) -> FastAPI:
     """The application that serves one model under `name`, and lists it under `names`. `origins` says which web pages
-    may ask; by default none but its own.
+    may ask; by default none but its own. `sampling` is for requests that don't say how to sample.
     """
     keys = keys or Keys({})
     origins = origins or parse_origins((), (), has_keys=not keys.is_open)
-    serving = Serving(llm, name, limits, keys, names or (name,))
+    serving = Serving(llm, name, limits, keys, names or (name,), sampling)
     metrics = Metrics(serving)
     app = FastAPI(
         title="everwarm",
@@ -41,12 +45,13 @@ def create_app(
             Middleware(log.RequestLog, serving=serving, observe=metrics.requests.observe),
             *origin_middleware(origins),
             Middleware(Guard, serving=serving),
+            Middleware(HeadAsGet),
         ],
     )
     app.state.serving = serving
     errors.install(app)
     app.include_router(ops.router(serving, metrics))
-    for routes in (openai, responses, anthropic, agents, tokens):
+    for routes in (openai, responses, anthropic, llamacpp, agents, tokens):
         app.include_router(routes.router(serving))
     schema.install(app)
     return app

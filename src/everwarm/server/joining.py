@@ -44,10 +44,15 @@ class Joins:
         self._open: dict[_Asked, list[ReferenceType[SharedAnswer]]] = {}
 
     async def open(
-        self, request: Request, speaker: Speaker, generations: Sequence[Generation], wire: Callable[[], Wire]
+        self,
+        request: Request,
+        speaker: Speaker,
+        generations: Sequence[Generation],
+        wire: Callable[[], Wire],
+        prompts: int = 1,
     ) -> SharedAnswer:
-        """The answer to a request: one that is being made, or else a new one by these generations. Begin it before
-        anything else is awaited. `wire` makes what writes a new one for a client.
+        """The answer to a request: one that is being made, or else a new one by these generations, the same number for
+        each of the `prompts`. Begin it before anything else is awaited. `wire` makes what writes it for a client.
         """
         body = hashlib.blake2b(await request.body(), digest_size=32).digest()
         asked = _Asked(speaker, request.scope["path"], body)
@@ -61,7 +66,7 @@ class Joins:
             others_key = answer.idempotency_key
             if (again and not (key and others_key and key != others_key)) or (key and key == others_key):
                 return answer
-        answer = SharedAnswer(self._serving, generations, wire, key)
+        answer = SharedAnswer(self._serving, generations, wire, key, prompts)
         same.append(ref(answer))
         return answer
 

@@ -49,7 +49,9 @@ class Keys:
             if hmac.compare_digest(key, given.encode("utf-8", "surrogateescape")):
                 found = caller
         if found is None:
-            raise ApiError(401, "a valid API key is needed: Authorization: Bearer KEY, or X-Api-Key", "invalid_api_key")
+            raise ApiError(
+                401, "a valid API key is needed: Authorization: Bearer KEY, or X-Api-Key", "authentication_error"
+            )
         return found
 
     def tenant(self, headers: Headers) -> str:

@@ -31,7 +31,7 @@ STREAMED = re.compile(r"/v1/agents/import/?")
 OPERATED = frozenset({"/metrics"})
 """Paths that an operator's key opens."""
 
-QUEUED = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages"})
+QUEUED = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "/completion"})
 """Paths that generate: so many at once as the queue holds."""
 
 MOST_HELD = 256 << 20

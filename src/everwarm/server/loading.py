@@ -2,8 +2,8 @@
 
 import logging
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from everwarm import config
 from everwarm.server.process import Progress
@@ -45,9 +45,10 @@ def load_model(
     origins: "Origins",
     pull: bool,
     alias: Sequence[str] = (),
+    sampling: Mapping[str, Any] | None = None,
 ) -> ServedModel:
     """Everything that has to be done before the first request; with `pull`, the model is fetched if it is missing.
-    `alias`: names that it is served under, instead of its own.
+    `alias`: names that it is served under, instead of its own. `sampling`: for requests that don't say how.
     """
     if pull:
         from everwarm.pull import pull as fetch
@@ -66,7 +67,7 @@ def load_model(
         _ = llm.agents
         llm.warm_up()
         names = tuple(alias) or (model if pull else llm.path.stem,)
-        return ServedModel(llm, create_app(llm, names[0], limits, keys, origins, names))
+        return ServedModel(llm, create_app(llm, names[0], limits, keys, origins, names, sampling))
     except BaseException:
         llm.close()
         raise

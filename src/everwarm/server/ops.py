@@ -15,6 +15,11 @@ def router(serving: Serving, metrics: Metrics) -> APIRouter:
     """The routes. Keys are asked for by `limits.Guard`: of all paths but /health."""
     api = APIRouter(tags=["operations"])
 
+    @api.get("/")
+    async def root() -> dict[str, str]:
+        """For clients that look whether somebody is there, and for people who open the address."""
+        return {"server": "everwarm", "model": serving.name, "api": "/v1", "docs": "/docs"}
+
     @api.get("/health", response_model=dict[str, Any])
     async def health() -> JSONResponse:
         """200 when requests are taken; 503 while the model is being loaded, or the server is about to end."""

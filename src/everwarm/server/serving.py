@@ -8,15 +8,17 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any
 
 from everwarm.generation.generation import RequestQueue
 from everwarm.llm import LLM, Generation
 from everwarm.server.errors import ApiError
 from everwarm.server.grammars import GrammarThreads
 from everwarm.server.keys import Keys
+from everwarm.server.sampling import BUILT_IN
 from everwarm.server.texts import Texts
 from everwarm.waiting import Cancellation
 
@@ -34,6 +36,8 @@ class Limits:
     context: int | None = None  # fewer tokens than the model's own context
     keep_alive_s: float = 5.0
     most_choices: int = 16
+    most_prompts: int = 128  # of one request; as many as there may be choices are computed at once
+    answer_tokens: int | None = None  # of an answer, if its request names no limit
 
 
 OUTCOME = "everwarm.outcome"
@@ -76,12 +80,14 @@ class Serving:
         limits: Limits | None = None,
         keys: Keys | None = None,
         names: Sequence[str] = (),
+        sampling: Mapping[str, Any] | None = None,
     ) -> None:
-        """Without `keys` everyone may ask, as the default tenant."""
+        """Without `keys` everyone may ask, as the default tenant. `sampling`: what the server's settings say of it."""
         self.llm = llm
         self.name = name
         self.names = tuple(names) or (name,)
         self.limits = limits or Limits()
+        self.sampling: dict[str, Any] = {**BUILT_IN, **llm.file_sampling, **(sampling or {})}
         self.created = int(time.time())
         self.active = 0
         self.draining = False  # the server has been told to end

@@ -50,7 +50,7 @@ class LoopQueue:
 
 class SharedAnswer:
     """The choices of one request. The first belongs to the agent; the others begin once its prompt is computed and are
-    not kept.
+    not kept. A request with several prompts has choices of each, one prompt after the other.
     """
 
     def __init__(
@@ -59,6 +59,7 @@ class SharedAnswer:
         generations: Sequence[Generation],
         wire: Callable[[], Wire],
         idempotency_key: str = "",
+        prompts: int = 1,
     ) -> None:
         """`wire` makes what writes the answer for one client."""
         self._serving, self._generations = serving, generations
@@ -69,7 +70,9 @@ class SharedAnswer:
         self._forgotten = 0  # items before those
         self._readers: set[AnswerReader] = set()
         self._when_over: list[Callable[[], object]] = []
-        self._others_begun = False
+        self._of_a_prompt = len(generations) // prompts  # choices
+        self._waiting = deque(range(0, len(generations), self._of_a_prompt))  # choices that can begin
+        self._answered: set[int] = set()  # first choices that have said something
         self.begun = self.over = False  # over: nothing more will come
 
     @property
@@ -87,14 +90,24 @@ class SharedAnswer:
         return self.first.receipt
 
     @property
+    def receipts(self) -> list[Receipt]:
+        """Of the first choice of each prompt, as far as they are known."""
+        firsts = self._generations[:: self._of_a_prompt]
+        return [generation.receipt for generation in firsts if generation.receipt is not None]
+
+    @property
+    def has_several_prompts(self) -> bool:
+        return self._of_a_prompt < len(self._generations)
+
+    @property
     def can_be_joined(self) -> bool:
         return self.begun and not self.over and len(self._items) + self._forgotten <= MOST_KEPT
 
     def begin(self) -> None:
-        """Have the first choice computed, unless it is already."""
+        """Have the first choice of each prompt computed, unless that is being done."""
         if not self.begun:
             self.begun = True
-            self._run(0)
+            self._run_waiting()
 
     def read(self) -> "AnswerReader":
         """Another reader, from the first event on. It must be closed."""
@@ -108,6 +121,7 @@ class SharedAnswer:
 
     def cancel(self) -> None:
         """End it before its time; whoever reads it is told."""
+        self._waiting.clear()
         for generation in self._running.values():
             generation.cancel()
 
@@ -122,9 +136,12 @@ class SharedAnswer:
             self.cancel()
             self._end()
 
-    def _run(self, number: int) -> None:
-        self._running[number] = self._generations[number]
-        self._serving.run(self._generations[number], self._queue)
+    def _run_waiting(self) -> None:
+        """As many at once as a request may have choices: others have their turn, too."""
+        while self._waiting and len(self._running) < self._serving.limits.most_choices:
+            number = self._waiting.popleft()
+            self._running[number] = self._generations[number]
+            self._serving.run(self._generations[number], self._queue)
 
     def _receive(self, items: list[Item]) -> None:
         """On the event loop."""
@@ -133,7 +150,7 @@ class SharedAnswer:
                 break
             self._items.append(item)
             if isinstance(item, Event):
-                self._begin_others()
+                self._begin_others(item.choice)
             else:
                 self._ended(item)
         if len(self._items) + self._forgotten > MOST_KEPT:
@@ -143,16 +160,18 @@ class SharedAnswer:
         for reader in self._readers:
             reader.arrived.set()
 
-    def _begin_others(self) -> None:
-        if not self._others_begun:
-            self._others_begun = True
-            for number in range(1, len(self._generations)):
-                self._run(number)
+    def _begin_others(self, choice: int) -> None:
+        """The prompt of a choice is computed: the other choices of that prompt go on from it."""
+        if choice % self._of_a_prompt == 0 and choice not in self._answered:
+            self._answered.add(choice)
+            self._waiting.extendleft(reversed(range(choice + 1, choice + self._of_a_prompt)))
+            self._run_waiting()
 
     def _ended(self, item: End | Failed) -> None:
         self._serving.ended(self._running.pop(item.choice))
         if isinstance(item, Failed):
             self.cancel()  # nobody will read the other choices
+        self._run_waiting()
         if isinstance(item, Failed) or not self._running:
             self._end()
 

@@ -25,14 +25,20 @@ ServerEvents = list[ServerEvent]
 
 class Wire(Protocol):
     """One response. Calls come in this order: `begin`, `add` for each event, `end`; or, for a response that is not
-    streamed, `add` for each event, then `whole`. An `error` ends a stream at any point.
+    streamed, `add` for each event, then `whole`. An `error` ends a stream at any point. Where the client wants to know
+    how far its prompt is, `progress` comes after `begin`.
     """
+
+    wants_progress: bool
 
     def waiting(self) -> ServerEvent | None:
         """Nothing has happened for a while: what keeps the connection open, None for a comment."""
 
     def begin(self, usage: Usage) -> ServerEvents:
         """Before the first token, when it is known how much of the prompt was reused."""
+
+    def progress(self, report: Json) -> ServerEvents:
+        """So many tokens of the prompt are computed."""
 
     def add(self, event: Event | End) -> ServerEvents:
         """The next event of one of the choices."""
@@ -42,5 +48,5 @@ class Wire(Protocol):
 
     def error(self, error: ApiError) -> ServerEvents: ...
 
-    def whole(self, usage: Usage, receipt: Json | None) -> Json:
+    def whole(self, usage: Usage, receipt: Json | None) -> Json | list[Json]:
         """The body of a response that is not streamed."""

@@ -14,6 +14,7 @@ from everwarm.errors import RequestError
 from everwarm.server.anthropic.content import chat_messages, chat_tools, tool_choice
 from everwarm.server.errors import ApiError
 from everwarm.server.request import Extension, Json, check_choice, template_tools
+from everwarm.server.sampling import given
 from everwarm.structured.asked import response_format
 from everwarm.structured.grammar import Grammar
 from everwarm.text.reasoning import Thinking
@@ -102,9 +103,9 @@ class MessagesRequest(CountRequest):
 
     max_tokens: int = Field(ge=1)
     stop_sequences: Annotated[list[str], Field(max_length=64, fail_fast=True)] | None = None
-    temperature: float | None = Field(1.0, ge=0, le=100)
-    top_p: float | None = Field(1.0, gt=0, le=1)
-    top_k: int | None = Field(0, ge=0)
+    temperature: float | None = Field(None, ge=0, le=100)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=0)
     stream: bool | None = False
     metadata: Metadata | None = None
     everwarm: Extension = Extension()
@@ -123,13 +124,10 @@ class MessagesRequest(CountRequest):
         return response_format(self.output_format, "output_format")
 
     def options(self) -> Json:
-        """Arguments of `LLM.start`."""
-        return {
+        """Arguments of `LLM.start`; of those that say how to sample, the ones that were given."""
+        return given(temperature=self.temperature, top_p=self.top_p, top_k=self.top_k) | {
             "max_tokens": self.max_tokens,
             "stop": self.stop_sequences or (),
-            "temperature": 1.0 if self.temperature is None else self.temperature,
-            "top_p": 1.0 if self.top_p is None else self.top_p,
-            "top_k": self.top_k or 0,
             "cache": self.everwarm.cache,
             "priority": self.everwarm.priority,
         }

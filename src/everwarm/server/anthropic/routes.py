@@ -24,7 +24,8 @@ def router(serving: Serving) -> APIRouter:
         serving.check_messages(len(body.messages))
         tenant, agent = tenant_of(request), agent_of(request) or body.everwarm.agent
         group = session_of(body.metadata.user_id) if body.metadata and not agent else ""
-        options = body.options() | {"agent": agent, "tenant": tenant, "group": group, "context": serving.context}
+        named = {"agent": agent, "tenant": tenant, "group": group, "context": serving.context}
+        options = serving.sampling | body.options() | named
         if body.asks_for_grammar or body.tools:
             asked = serving.grammars.options(lambda: llm.answer_grammar(body.asked_grammar(), *body.tools_and_choice()))
             options |= await unless_it_leaves(request, asked)

@@ -34,6 +34,8 @@ _DELTAS = {"text": ("text_delta", "text"), "thinking": ("thinking_delta", "think
 class MessageWire:
     """One message."""
 
+    wants_progress = False
+
     def __init__(self, model: str, max_tokens: int, *, kept: bool) -> None:
         self._head = {"id": f"msg_{uuid.uuid4().hex}", "type": "message", "role": "assistant", "model": model}
         self._max_tokens = max_tokens
@@ -52,6 +54,9 @@ class MessageWire:
         self._begun = True
         message: Json = self._head | {"content": []} | self._stop | {"usage": self._usage(usage)}
         return [_event("message_start", message=message)]
+
+    def progress(self, report: Json) -> ServerEvents:
+        return []
 
     def add(self, event: Event | End) -> ServerEvents:
         if isinstance(event, End):

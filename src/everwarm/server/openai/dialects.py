@@ -16,9 +16,6 @@ _UNLIMITED: dict[str, Callable[[Any], bool]] = {
     "max_tokens": lambda value: value == -1,
     "max_completion_tokens": lambda value: value == -1,
     "n_predict": lambda value: value in (-1, -2),
-    "top_k": lambda value: value in (-1, None),
-    "min_p": lambda value: value is None,
-    "repetition_penalty": lambda value: value is None,
     "repeat_penalty": lambda value: value is None,
 }
 """Values that mean "no limit" or "your default": as if they had not been given."""
@@ -29,6 +26,8 @@ def translated(body: Any) -> Any:
     if not isinstance(body, dict):
         return body
     body = {name: value for name, value in body.items() if name not in _UNLIMITED or not _UNLIMITED[name](value)}
+    if body.get("top_k") == -1:  # all of them
+        body["top_k"] = 0
     for theirs, ours in RENAMED.items():
         if theirs in body:
             value = body.pop(theirs)

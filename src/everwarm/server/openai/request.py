@@ -4,17 +4,21 @@ Fields that are accepted and have no effect are listed in `IGNORED` (docs/server
 and named in the response; only what would silently give a wrong answer is refused.
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from everwarm.errors import RequestError
 from everwarm.server.errors import ApiError
+from everwarm.server.openai.content import chat_messages, tool_choice
 from everwarm.server.openai.dialects import translated
-from everwarm.server.request import Extension, Json
+from everwarm.server.request import Extension, Json, check_choice, template_tools
+from everwarm.server.sampling import given
 from everwarm.structured.asked import asked_grammar, response_format
 from everwarm.structured.grammar import Grammar
 from everwarm.text.reasoning import Thinking
+from everwarm.text.tool_calls.choice import ToolChoice
 
 IGNORED = frozenset(
     {
@@ -55,13 +59,13 @@ class GenerationRequest(BaseModel):
     model_config = ConfigDict(extra="allow")
     model: str | None = None
     max_tokens: int | None = Field(None, ge=1)
-    temperature: float | None = Field(1.0, ge=0, le=100)
-    top_p: float | None = Field(1.0, gt=0, le=1)
-    top_k: int = Field(0, ge=0)
-    min_p: float = Field(0.0, ge=0, le=1)
-    repetition_penalty: float = Field(1.0, ge=0.01, le=100)
-    presence_penalty: float | None = Field(0.0, ge=-2, le=2)
-    frequency_penalty: float | None = Field(0.0, ge=-2, le=2)
+    temperature: float | None = Field(None, ge=0, le=100)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=0)
+    min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: float | None = Field(None, ge=0.01, le=100)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
     logit_bias: Annotated[dict[str, float] | None, BeforeValidator(_check_count)] = None
     seed: int | None = Field(None, ge=-(2**63), lt=2**64)
     n: int | None = Field(1, ge=1, le=128)
@@ -69,6 +73,8 @@ class GenerationRequest(BaseModel):
     ignore_eos: bool = False
     stream: bool | None = False
     stream_options: StreamOptions | None = None
+    timings_per_token: bool | None = False
+    return_progress: bool | None = False
     response_format: Json | None = None
     guided_json: str | Json | None = None
     guided_regex: str | None = None
@@ -108,21 +114,28 @@ class GenerationRequest(BaseModel):
         return format_ or asked
 
     def options(self) -> Json:
-        """Arguments of `LLM.start`."""
-        return {
-            "temperature": 1.0 if self.temperature is None else self.temperature,
-            "top_p": 1.0 if self.top_p is None else self.top_p,
-            "top_k": self.top_k,
-            "min_p": self.min_p,
-            "repetition_penalty": self.repetition_penalty,
-            "presence_penalty": self.presence_penalty or 0.0,
-            "frequency_penalty": self.frequency_penalty or 0.0,
-            "logit_bias": _bias(self.logit_bias),
+        """Arguments of `LLM.start`; of those that say how to sample, the ones that were given."""
+        return given(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+        ) | {
+            "logit_bias": self._biases(),
             "stop": self.stop or (),
             "ignore_eos": self.ignore_eos,
             "cache": self.everwarm.cache,
             "priority": self.everwarm.priority,
         }
+
+    def _biases(self) -> dict[int, float]:
+        try:
+            return {int(token): value for token, value in (self.logit_bias or {}).items()}
+        except ValueError:
+            raise ApiError(400, "logit_bias: the keys must be token ids") from None
 
 
 class ChatRequest(GenerationRequest):
@@ -140,12 +153,34 @@ class ChatRequest(GenerationRequest):
     thinking: ThinkingSwitch | None = None  # as DeepSeek's and GLM's APIs have it
     chat_template_kwargs: Json | None = None
     modalities: Annotated[list[str], Field(fail_fast=True)] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
     @model_validator(mode="after")
     def _supported(self) -> "ChatRequest":
+        if self.continue_final_message and self.add_generation_prompt:
+            raise ValueError("continue_final_message and add_generation_prompt: an answer goes on, or begins; not both")
+        if self.continue_final_message and self.messages[-1].get("role") != "assistant":
+            raise ValueError("continue_final_message: the last message is not the assistant's")
         if self.modalities not in (None, ["text"]):
             raise ValueError("modalities: only text is supported")
         return self
+
+    def tools_and_choice(self) -> tuple[Sequence[Json] | None, ToolChoice]:
+        """The tools as chat templates read them, and which of them may or must be called. Raises ApiError."""
+        tools = template_tools(self.tools)
+        return tools, check_choice(tool_choice(self.tool_choice, self.parallel_tool_calls), tools)
+
+    def chat(self) -> Json:
+        """What the chat template gets. Raises ApiError."""
+        tools, choice = self.tools_and_choice()
+        return {
+            "messages": chat_messages(self.messages),
+            "tools": tools,
+            "tool_choice": choice,
+            "thinking": self.asked_thinking(),
+            "template_variables": self.chat_template_kwargs,
+        }
 
     def asked_thinking(self) -> Thinking:
         """Of all the fields that say something about reasoning."""
@@ -167,13 +202,24 @@ class CompletionRequest(GenerationRequest):
     prompt: (
         str
         | Annotated[list[int], Field(fail_fast=True)]
-        | Annotated[list[str], Field(min_length=1, max_length=1, fail_fast=True)]
-        | Annotated[list[list[int]], Field(max_length=1, fail_fast=True)]
+        | Annotated[list[str], Field(fail_fast=True)]
+        | Annotated[list[list[int]], Field(fail_fast=True)]
     )
     logprobs: int | None = Field(None, ge=0, le=20)
     echo: Literal[False] | None = False
     best_of: Literal[1] | None = 1
     suffix: Literal[""] | None = None
+
+    def prompts(self, most: int) -> list[str | list[int]]:
+        """One or several. Raises ApiError."""
+        given = self.prompt
+        if isinstance(given, list) and given and isinstance(given[0], str | list):
+            if len(given) > most:
+                raise ApiError(400, f"prompt: {len(given):,} prompts at once, the limit is {most}; send fewer")
+            return [one for one in given if isinstance(one, str | list)]
+        if not given:
+            raise ApiError(400, "prompt: it is empty; send a text, a list of texts, or token ids")
+        return [given]  # type: ignore[list-item]
 
 
 class EmbeddingRequest(BaseModel):
@@ -182,10 +228,3 @@ class EmbeddingRequest(BaseModel):
     model_config = ConfigDict(extra="allow")
     input: Any
     model: str | None = None
-
-
-def _bias(bias: dict[str, float] | None) -> dict[int, float]:
-    try:
-        return {int(token): value for token, value in (bias or {}).items()}
-    except ValueError:
-        raise ApiError(400, "logit_bias: the keys must be token ids") from None

@@ -2,6 +2,7 @@
 
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from everwarm.events import (
@@ -19,6 +20,7 @@ from everwarm.events import (
 )
 from everwarm.server.errors import ApiError, body
 from everwarm.server.serving import Serving
+from everwarm.server.timings import Timings
 from everwarm.server.wire import Json, ServerEvent, ServerEvents
 
 LEAST_LOGPROB = -9999.0
@@ -38,7 +40,7 @@ class Choice:
     """One answer as far as it is known."""
 
     answer: Answer = field(default_factory=Answer)
-    chars: int = 0  # of its text, counted for logprobs
+    chars: int = 0  # of its text, and the prompt's for plain completions; counted for logprobs
     finish: FinishReason | None = None
     logged: list[LoggedToken] = field(default_factory=list)
     held: list[LoggedToken] = field(default_factory=list)  # tokens whose text is not out yet
@@ -49,10 +51,23 @@ class ChatWire:
 
     chunk_object, whole_object, prefix = "chat.completion.chunk", "chat.completion", "chatcmpl-"
 
-    def __init__(self, serving: Serving, count: int, *, logprobs: bool, usage: bool) -> None:
-        """`usage`: a chunk of its own at the end of a stream says what was used."""
+    def __init__(
+        self,
+        serving: Serving,
+        count: int,
+        *,
+        logprobs: bool,
+        usage: bool,
+        timings: bool | None = False,
+        progress: bool | None = False,
+    ) -> None:
+        """`usage`: a chunk of its own at the end of a stream says what was used. `timings`: every chunk of a stream has
+        them, not only the last. `progress`: chunks before the first token say how far the prompt is.
+        """
         self._tokenizer = serving.llm.tokenizer
-        self._logprobs, self._usage = logprobs, usage
+        self._logprobs, self._usage, self._timed, self.wants_progress = logprobs, usage, bool(timings), bool(progress)
+        self._timings = Timings()
+        self._prompt = Usage()
         self._head = {
             "id": self.prefix + uuid.uuid4().hex,
             "created": int(time.time()),
@@ -65,14 +80,22 @@ class ChatWire:
         return None
 
     def begin(self, usage: Usage) -> ServerEvents:
+        self._prompt = usage
+        return self._first_chunks()
+
+    def _first_chunks(self) -> ServerEvents:
         first = {"role": "assistant", "content": ""}
         return [self._chunk([self._part(number, first)]) for number in range(len(self._choices))]
+
+    def progress(self, report: Json) -> ServerEvents:
+        return [self._chunk([self._part(0, {})], {"prompt_progress": report})]
 
     def add(self, event: Event | End) -> ServerEvents:
         choice = self._choices[event.choice]
         if isinstance(event, End):
             choice.finish = event.finish_reason
             return []
+        self._timings.token()
         logged = self._released(choice, event) if self._logprobs else []
         choice.answer.add(event.content)
         choice.logged += logged
@@ -80,14 +103,17 @@ class ChatWire:
         if logged and not deltas:
             deltas = [{"content": ""}]
         written = []
+        more = {"timings": self._timings.told(self._prompt)} if self._timed and deltas else {}
         for delta in deltas:
-            written.append(self._chunk([self._part(event.choice, delta, logged=logged)]))
+            written.append(self._chunk([self._part(event.choice, delta, logged=logged)], more))
             logged = []
         return written
 
     def end(self, usage: Usage, receipt: Json | None) -> ServerEvents:
-        """The finish reasons, now that the turn is safe; usage if it was asked for; the receipt comes with the last."""
-        more = {"everwarm": receipt} if receipt else {}
+        """The finish reasons, now that the turn is safe; usage if it was asked for; timings and the receipt come with
+        the last.
+        """
+        more = self._more(usage, receipt)
         events = []
         for number, choice in enumerate(self._choices):
             last = number == len(self._choices) - 1 and not self._usage
@@ -109,8 +135,12 @@ class ChatWire:
             }
             for number, choice in enumerate(self._choices)
         ]
-        more = {"everwarm": receipt} if receipt else {}
+        more = self._more(usage, receipt)
         return self._head | {"object": self.whole_object, "choices": choices, "usage": _usage(usage)} | more
+
+    def _more(self, usage: Usage, receipt: Json | None) -> Json:
+        """What OpenAI's API does not have."""
+        return {"timings": self._timings.told(usage)} | ({"everwarm": receipt} if receipt else {})
 
     def _message(self, answer: Answer) -> Json:
         return {"message": answer.message() | {"refusal": None}}
@@ -182,11 +212,25 @@ class TextWire(ChatWire):
 
     chunk_object, whole_object, prefix = "text_completion", "text_completion", "cmpl-"
 
-    def __init__(self, serving: Serving, count: int, *, logprobs: bool, usage: bool, prompt_chars: int) -> None:
-        super().__init__(serving, count, logprobs=logprobs, usage=usage)
-        self._prompt_chars = prompt_chars
+    def __init__(
+        self,
+        serving: Serving,
+        count: int,
+        *,
+        prompt_chars: Sequence[int],
+        logprobs: bool,
+        usage: bool,
+        timings: bool | None = False,
+        progress: bool | None = False,
+    ) -> None:
+        """`count` choices for each prompt, which has so many characters."""
+        super().__init__(
+            serving, count * len(prompt_chars), logprobs=logprobs, usage=usage, timings=timings, progress=progress
+        )
+        for number, choice in enumerate(self._choices):
+            choice.chars = prompt_chars[number // count]
 
-    def begin(self, usage: Usage) -> ServerEvents:
+    def _first_chunks(self) -> ServerEvents:
         return []
 
     def _message(self, answer: Answer) -> Json:
@@ -215,7 +259,7 @@ class TextWire(ChatWire):
                 }
                 for event in events
             ],
-            "text_offset": [self._prompt_chars + one.offset for one in logged],
+            "text_offset": [one.offset for one in logged],
         }
 
     def _name(self, token: int) -> str:

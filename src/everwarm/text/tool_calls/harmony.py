@@ -3,7 +3,8 @@
     <|channel|>analysis<|message|>thoughts<|end|><|start|>assistant<|channel|>commentary to=functions.add
     <|constrain|>json<|message|>{"a": 1}<|call|>
 
-The analysis channel is reasoning, a recipient makes a call, all else is text. An answer without headers is text.
+The analysis channel is reasoning, a recipient makes a call, all else is text. An answer without headers is text. Words
+in a header that say nothing of this are text, too, before the message.
 """
 
 import re
@@ -42,15 +43,27 @@ class Harmony(CallReader):
         recipient = _RECIPIENT.search(header)
         channel = re.search(re.escape(self.mark("<|channel|>")) + r"\s*(\w+)", header)
         if recipient is not None and recipient[1] != "assistant" and self.tools:
-            self.start(recipient[1].removeprefix("functions."))
+            name = recipient[1].removeprefix("functions.")
+            self.check_name(name)
+            self.say(self._other_words(header))
+            self.start(name)
             yield from self._body(self.argue)
             self.end()
         elif channel is not None:
+            self.say(self._other_words(header))
             self.settle()
             yield from self._body(self._think if channel[1] == "analysis" else self.say)
             self.settle()
         else:
             raise NotACall
+
+    def _other_words(self, header: str) -> str:
+        """What is left of a header without its role, channel, recipient and kind of content."""
+        start, channel, constrain = (
+            re.escape(self.mark(name)) for name in ("<|start|>", "<|channel|>", "<|constrain|>")
+        )
+        known = rf"{start}\s*(?:assistant)?|{channel}\s*\w+|{_RECIPIENT.pattern}|{constrain}\s*\w*|\b(?:json|code)\s*$"
+        return re.sub(known, "", header).strip()
 
     def _body(self, pass_on: Callable[[str], None]) -> Reading[None]:
         """Up to the end of the message, or to the header of the next one."""

@@ -13,6 +13,7 @@ from everwarm.text.tool_calls.json_objects import JsonObjects
 from everwarm.text.tool_calls.json_reader import JsonReader
 from everwarm.text.tool_calls.reader import NotACall, Reading
 
+_ID = re.compile(r"[\w-]{0,64}")
 _NUMBERED = re.compile(r"^(?:functions\.)?(.*?)(?::\d+)?$", re.S)
 
 
@@ -115,8 +116,9 @@ class Mistral(JsonObjects):
             yield from self.objects(self.closer)
             return
         name = yield from self.name("[ARGS]", "[CALL_ID]", "{")
-        if (yield from self.follows("[CALL_ID]")):
-            yield from self.name("[ARGS]", "{")
+        id_ = (yield from self.name("[ARGS]", "{")) if (yield from self.follows("[CALL_ID]")) else ""
+        if not _ID.fullmatch(id_):
+            raise NotACall
         yield from self.follows("[ARGS]")
         if (yield from self.spaces()) != "{":
             raise NotACall

@@ -193,10 +193,14 @@ class CallReader(ABC):
         self._at = 0
         self._settled += 1
 
-    def start(self, name: str) -> None:
-        """A call begins. From now on it is one, whatever follows."""
+    def check_name(self, name: str) -> None:
+        """Raises `NotACall` if no tool can have this name."""
         if not _NAME.fullmatch(name) and (name not in self.tools or _HALF.search(name)):
             raise NotACall
+
+    def start(self, name: str) -> None:
+        """A call begins. From now on it is one, whatever follows."""
+        self.check_name(name)
         self._found.append(ToolCallStart(self._calls, self._new_id(), name, self._name))
         self._open, self._complete = True, False
         self.settle()

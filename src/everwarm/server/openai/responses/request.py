@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from everwarm.server.request import Extension, Json
+from everwarm.server.sampling import given
 
 IGNORED = frozenset(
     {
@@ -39,10 +40,10 @@ class ResponsesRequest(BaseModel):
     input: str | Annotated[list[Json], Field(fail_fast=True)] = ""
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1)
-    temperature: float | None = Field(1.0, ge=0, le=100)
-    top_p: float | None = Field(1.0, gt=0, le=1)
-    top_k: int | None = Field(0, ge=-1)
-    min_p: float | None = Field(0.0, ge=0, le=1)
+    temperature: float | None = Field(None, ge=0, le=100)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1)
+    min_p: float | None = Field(None, ge=0, le=1)
     top_logprobs: int | None = Field(None, ge=0, le=20)
     seed: int | None = Field(None, ge=-(2**63), lt=2**64)
     stream: bool | None = False
@@ -65,14 +66,15 @@ class ResponsesRequest(BaseModel):
         return sorted(set(self.model_extra or ()) - IGNORED)
 
     def options(self) -> Json:
-        """Arguments of `LLM.start`."""
-        return {
-            "temperature": 1.0 if self.temperature is None else self.temperature,
-            "top_p": 1.0 if self.top_p is None else self.top_p,
-            "top_k": max(0, self.top_k or 0),
-            "min_p": self.min_p or 0.0,
+        """Arguments of `LLM.start`; of those that say how to sample, the ones that were given."""
+        return given(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=None if self.top_k is None else max(0, self.top_k),
+            min_p=self.min_p,
+            seed=None if self.seed is None else self.seed % 2**64,
+        ) | {
             "top_logprobs": self.top_logprobs or 0,
-            "seed": None if self.seed is None else self.seed % 2**64,
             "cache": self.everwarm.cache,
             "priority": self.everwarm.priority,
         }

@@ -147,7 +147,7 @@ async def _create(
             tools=offered,
             tool_choice=choice,
             thinking=Thinking(None if effort is None else True, effort, None),
-            max_tokens=body.max_output_tokens or serving.context,
+            max_tokens=body.max_output_tokens or serving.limits.answer_tokens or serving.context,
             agent=response_id if stored else agent,
             group="" if stored or agent else body.prompt_cache_key or "",
             tenant=tenant,
@@ -156,7 +156,7 @@ async def _create(
             **options,
         )
 
-    options = body.options()
+    options = serving.sampling | body.options()
     wanted = body.text.format if body.text is not None else None
 
     def ask() -> Grammar | None:
@@ -195,11 +195,11 @@ def _head(serving: Serving, body: ResponsesRequest, response_id: str) -> Json:
         "previous_response_id": body.previous_response_id,
         "reasoning": {"effort": body.reasoning.effort if body.reasoning else None, "summary": None},
         "store": bool(body.store),
-        "temperature": body.temperature,
+        "temperature": serving.sampling["temperature"] if body.temperature is None else body.temperature,
         "text": {"format": (body.text.format if body.text else None) or {"type": "text"}},
         "tool_choice": body.tool_choice or "auto",
         "tools": body.tools or [],
-        "top_p": body.top_p,
+        "top_p": serving.sampling["top_p"] if body.top_p is None else body.top_p,
         "truncation": "disabled",
         "usage": None,
     }

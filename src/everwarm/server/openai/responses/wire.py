@@ -30,6 +30,8 @@ from everwarm.server.wire import Json, ServerEvent, ServerEvents
 class ResponsesWire:
     """One response."""
 
+    wants_progress = False
+
     def __init__(self, head: Json, ids: ItemIds) -> None:
         """`head`: the response object as far as it is known before the answer."""
         self._head, self._ids = head, ids
@@ -45,6 +47,9 @@ class ResponsesWire:
     def begin(self, usage: Usage) -> ServerEvents:
         started = self._head | {"status": "in_progress"}
         return [self._event("created", {"response": started}), self._event("in_progress", {"response": started})]
+
+    def progress(self, report: Json) -> ServerEvents:
+        return []
 
     def add(self, event: Event | End) -> ServerEvents:
         if isinstance(event, End):

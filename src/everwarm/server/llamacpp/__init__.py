@@ -1,0 +1,1 @@
+"""llama.cpp's own API: completion, tokenize, apply-template, props."""
