@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 
 import everwarm
-from everwarm.llm import LLM
+from everwarm.engine.shared_prefill import without_repetition
+from everwarm.errors import CancelledError
+from everwarm.events import Event
+from everwarm.llm import LLM, Generation
 from tiny import Tiny
 from waiting_until import wait_until
 
@@ -67,12 +70,12 @@ def test_a_new_prompt_that_several_ask_at_once_is_computed_once(
         rows, size = Rows(llm, monkeypatch), llm.agents.index.block_tokens
         answers = together(llm, [LONG] * count)
         assert [answer.tokens for answer in answers] == [expected] * count
-        # Each computes the end of the prompt that fills no block, and its answer; two may be in the step that ends the
-        # last full block.
-        prompt, steps = answers[0].prompt_tokens, count * (2 * size + OPTIONS["max_tokens"]) + 1
-        assert prompt <= rows.count <= prompt + steps
-        cached = sorted(answer.cached_tokens for answer in answers)
-        assert sum(cached) >= (count - 1) * (prompt - 2 * size)
+        prompt = answers[0].prompt_tokens
+        full = prompt // size * size
+        # Each computes the end of the prompt, which fills no block, and its answer but for the last token.
+        each = prompt - full + OPTIONS["max_tokens"] - 1
+        assert rows.count == 1 + full + count * each
+        assert sum(answer.cached_tokens for answer in answers) == (count - 1) * full
         assert all(answer.receipt.cause in ("shared", "new") for answer in answers)
 
 
@@ -83,9 +86,9 @@ def test_prompts_that_part_share_what_they_have_in_common(tiny_path: Path, monke
         rows, size = Rows(llm, monkeypatch), llm.agents.index.block_tokens
         answers = together(llm, prompts)
         assert [answer.tokens for answer in answers] == expected
-        alone = sum(answer.prompt_tokens + OPTIONS["max_tokens"] for answer in answers)
-        assert rows.count <= alone - (len(LONG) - 3 * size)
-        assert rows.count == alone + 1 - 2 - sum(answer.cached_tokens for answer in answers)
+        alone = 1 + sum(answer.prompt_tokens + OPTIONS["max_tokens"] - 1 for answer in answers)
+        assert rows.count == alone - len(LONG) // size * size
+        assert rows.count == alone - sum(answer.cached_tokens for answer in answers)
 
 
 def test_tenants_and_requests_without_a_cache_share_nothing(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,3 +115,46 @@ def test_shared_prefill_under_a_small_budget_says_the_same(tiny_path: Path) -> N
         assert [answer.tokens for answer in found] == [expected] * 4
         assert all(answer.cached_tokens < answer.prompt_tokens for answer in found)
         assert llm.agents.index.pool.in_use <= 20
+
+
+def test_if_the_one_that_computes_leaves_another_goes_on(tiny_path: Path) -> None:
+    with everwarm.load(tiny_path, warm="off") as llm, ThreadPoolExecutor(3) as threads:
+        expected = llm.generate(LONG, cache=False, **OPTIONS).tokens
+        generations = [llm.start(LONG, **OPTIONS) for _ in range(3)]
+        with held(llm, 3):
+            answers = [threads.submit(tokens_of, one) for one in generations]
+            wait_until(lambda: llm.engine._inbox.qsize() >= 3)
+            generations[0].cancel()
+        assert [answer.result() for answer in answers] == [None, expected, expected]
+
+
+def tokens_of(generation: Generation) -> list[int] | None:
+    """None if it was cancelled."""
+    try:
+        return [event.token for event in generation.events() if isinstance(event, Event)]
+    except CancelledError:
+        return None
+
+
+class Waiting:
+    """What is looked at of a sequence: as its turn, too."""
+
+    def __init__(self, block: object, length: int = 0, priority: int = 0, pending: int = 100) -> None:
+        self.pending, self.priority, self.length, self._block = pending, priority, length, block
+        self.turn = self.kv = self
+        self.caught_up = 0
+
+    def catch_up(self) -> None:
+        self.caught_up += 1
+
+    def next_block(self) -> object:
+        return self._block
+
+
+def test_of_those_that_compute_the_same_block_the_furthest_of_the_most_important_goes_on() -> None:
+    near, far, important, other = Waiting("a"), Waiting("a", 32), Waiting("a", 8, priority=1), Waiting("b")
+    alone, talking = Waiting(None), Waiting("a", 90, pending=1)
+    running: list[Any] = [near, alone, far, talking, other]
+    assert without_repetition(running) == [alone, far, talking, other]
+    assert without_repetition([*running, important]) == [alone, talking, other, important]  # type: ignore[list-item]
+    assert (near.caught_up, far.caught_up, talking.caught_up) == (2, 2, 0)

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from everwarm.engine.scheduler import Kind, Part, Scheduler
 from everwarm.engine.sequence import Sequence
+from everwarm.engine.shared_prefill import without_repetition
 from everwarm.errors import CancelledError, CapacityError, EverwarmError
 from everwarm.model.transformer import Span, Transformer
 
@@ -126,10 +127,7 @@ class Engine:
 
     def _schedule(self) -> list[Part]:
         """The rows of this step, with memory for each; whoever came last makes room."""
-        for sequence in self._running:
-            if sequence.pending > 1:
-                sequence.turn.catch_up()
-        batch = self._scheduler.choose(self._running)
+        batch = self._scheduler.choose(without_repetition(self._running))
         for part in list(batch):
             kv = part.sequence.turn.kv
             while part in batch:

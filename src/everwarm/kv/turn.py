@@ -54,6 +54,9 @@ class Alone:
     def computed(self, tokens: int, seconds: float) -> None:
         """Nothing is weighed against it."""
 
+    def next_block(self) -> None:
+        """Nobody else computes for it."""
+
     def catch_up(self) -> None:
         """Nothing is looked up."""
 
@@ -212,6 +215,16 @@ class Turn:
         """Take up what can be found of the tokens until now."""
         matched, nodes = self._find()
         self._take(matched, nodes, Receipt(self.receipt.agent))
+
+    def next_block(self) -> object | None:
+        """The block that is computed next, if `catch_up` could take it over: equal for all turns that compute the same
+        one. None if it will not be full.
+        """
+        begin = 4 * len(self._sealed) * self._index.block_tokens
+        end = begin + 4 * self._index.block_tokens
+        if end >= len(self._tokens):
+            return None
+        return id(self._sealed[-1] if self._sealed else self._root), self._tokens[begin:end]
 
     def catch_up(self) -> None:
         """Take over the blocks that come next here and that other turns have sealed meanwhile: they are not computed

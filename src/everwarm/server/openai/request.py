@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from everwarm.errors import RequestError
+from everwarm.llm import LLM
 from everwarm.server.errors import ApiError
 from everwarm.server.openai.content import chat_messages, tool_choice
 from everwarm.server.openai.dialects import translated
@@ -170,6 +171,10 @@ class ChatRequest(GenerationRequest):
         """The tools as chat templates read them, and which of them may or must be called. Raises ApiError."""
         tools = template_tools(self.tools)
         return tools, check_choice(tool_choice(self.tool_choice, self.parallel_tool_calls), tools)
+
+    def answer_grammar(self, llm: LLM) -> Grammar | None:
+        """What the answer must follow. Raises ApiError or RequestError."""
+        return llm.answer_grammar(self.asked_grammar(), *self.tools_and_choice())
 
     def chat(self) -> Json:
         """What the chat template gets. Raises ApiError."""

@@ -16,8 +16,6 @@ from everwarm.server.openai.request import ChatRequest, CompletionRequest, Embed
 from everwarm.server.openai.wire import ChatWire, TextWire
 from everwarm.server.request import Json
 from everwarm.server.serving import Serving
-from everwarm.server.wire import Wire
-from everwarm.structured.grammar import Grammar
 
 
 def router(serving: Serving) -> APIRouter:
@@ -46,20 +44,17 @@ def router(serving: Serving) -> APIRouter:
             "top_logprobs": (body.top_logprobs or 0) if body.logprobs else 0,
         }
 
-        def ask() -> Grammar | None:
-            return serving.llm.answer_grammar(body.asked_grammar(), *body.tools_and_choice())
-
-        def wire() -> Wire:
-            return ChatWire(
-                serving,
-                body.n or 1,
-                logprobs=bool(body.logprobs),
-                usage=body.wants_usage,
-                timings=body.timings_per_token,
-                progress=body.return_progress,
-            )
-
-        return await answer(serving, joins, request, body, options, [body.chat], wire, ask if body.tools else None)
+        wire = partial(
+            ChatWire,
+            serving,
+            body.n or 1,
+            logprobs=bool(body.logprobs),
+            usage=body.wants_usage,
+            timings=body.timings_per_token,
+            progress=body.return_progress,
+        )
+        ask = partial(body.answer_grammar, serving.llm) if body.tools else None
+        return await answer(serving, joins, request, body, options, [body.chat], wire, ask)
 
     @api.post("/v1/completions")
     async def completions(body: CompletionRequest, request: Request) -> Response:
@@ -72,17 +67,16 @@ def router(serving: Serving) -> APIRouter:
             "top_logprobs": body.logprobs or 0,
         }
 
-        def wire() -> Wire:
-            return TextWire(
-                serving,
-                body.n or 1,
-                logprobs=body.logprobs is not None,
-                usage=body.wants_usage,
-                timings=body.timings_per_token,
-                progress=body.return_progress,
-                prompt_chars=[len(text) for text in before],
-            )
-
+        wire = partial(
+            TextWire,
+            serving,
+            body.n or 1,
+            logprobs=body.logprobs is not None,
+            usage=body.wants_usage,
+            timings=body.timings_per_token,
+            progress=body.return_progress,
+            prompt_chars=[len(text) for text in before],
+        )
         return await answer(serving, joins, request, body, options, [partial(_source, one) for one in prompts], wire)
 
     @api.post("/v1/embeddings")
