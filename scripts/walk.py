@@ -23,6 +23,7 @@ import sys
 import tempfile
 import threading
 import time
+import uuid
 from collections import defaultdict
 from pathlib import Path
 from types import FrameType
@@ -146,7 +147,7 @@ def trace(model: str) -> Walk:
                     "messages": [{"role": "user", "content": f"Count to {number}, please."}],
                     "max_tokens": 16,
                     "stream": True,
-                    "everwarm": {"agent": f"agent {number}"},
+                    "everwarm": {"agent": f"walk {uuid.uuid4().hex}"},
                 }
                 time.sleep(0.2)  # what the request before has left to do
                 walk.recording = number == 2

@@ -32,7 +32,7 @@ from everwarm.engine.sampling import Sampling
 from everwarm.engine.score import Score, score
 from everwarm.errors import ConfigError, EverwarmError, ModelError, RequestError, TemplateError
 from everwarm.events import End, Event
-from everwarm.generation import Drafter, Generation, Message, Point, Request, Runtime
+from everwarm.generation import Ahead, Drafter, Generation, Message, Point, Request, Runtime
 from everwarm.generation.generation import LONG_TEXT
 from everwarm.generation.reasoning_gate import ReasoningGate
 from everwarm.kv.agent import check_name
@@ -56,11 +56,11 @@ from everwarm.sizes import in_bytes
 from everwarm.text import prompt_rules
 from everwarm.text.chat import ChatTemplate
 from everwarm.text.chat_format import ChatFormat
+from everwarm.text.next_turn import common_beginning, next_conversations
 from everwarm.text.output_parser import OutputParser, PlainText
 from everwarm.text.reasoning import Thinking, begins_inside
 from everwarm.text.tokenizer import Tokenizer
 from everwarm.text.tool_calls.choice import ToolChoice
-from everwarm.text.tool_calls.formats import FORMATS
 from everwarm.types import Segment
 from everwarm.waiting import Line
 from everwarm.weights.cache.cache import WeightCache
@@ -177,6 +177,7 @@ class LLM:
         self._agents: AgentStore | None = None
         self._engine: Engine | None = None
         self.admission = Admission(Budget(self._index, MOST_RUNNING))
+        self._ahead = Ahead() if settings.prefill_ahead else None
         self._opening = threading.Lock()
         self._chat: ChatFormat | TemplateError | None = None
         self._long_texts: Line[None] = Line()
@@ -185,6 +186,8 @@ class LLM:
 
     def close(self) -> None:
         self._closing.set()
+        if self._ahead is not None:
+            self._ahead.close()
         if self._engine is not None:
             self._engine.close()
         if self._agents is not None:
@@ -306,23 +309,28 @@ class LLM:
                 self._grammars = Grammars(self.tokenizer)
             return self._grammars
 
-    def _constraint(self, **given: object) -> Callable[[], Constraint]:
-        from everwarm.structured.asked import asked_grammar
+    def answer_grammar(
+        self, asked: "Grammar | None", tools: Sequence[Mapping[str, Any]] | None, choice: ToolChoice | None
+    ) -> "Grammar | None":
+        """What an answer must follow: what is `asked` for, and how tools are called. None: any answer will do. Raises
+        RequestError.
+        """
+        if not tools:
+            return asked
+        from everwarm.generation.answer_grammar import answer_grammar
 
-        asked = asked_grammar(**given)
-        assert asked is not None
-        return self.grammars.constraint(asked)
+        return answer_grammar(asked, self.chat, tools, choice, self.tokenizer.special_tokens)
 
-    def call_grammar(self, tools: Sequence[Mapping[str, Any]] | None, choice: ToolChoice | None) -> "Grammar | None":
-        """Answers that call one of these tools, as `choice` requires; None if it requires none. Raises RequestError."""
-        if choice is None or choice.mode != "required" or not tools:
-            return None
-        from everwarm.structured.calls import grammar_for_calls, tool_schemas
+    def _constraint(
+        self, tools: Sequence[Mapping[str, Any]] | None, choice: ToolChoice | None, **given: object
+    ) -> Callable[[], Constraint] | None:
+        asked = None
+        if any(value is not None for value in given.values()):
+            from everwarm.structured.asked import asked_grammar
 
-        offered = tool_schemas(tools)
-        chosen = {name: schema for name, schema in offered.items() if not choice.names or name in choice.names}
-        form = FORMATS[self.chat.tool_format]
-        return grammar_for_calls(form, chosen, parallel=choice.parallel, controls=self.tokenizer.special_tokens)
+            asked = asked_grammar(**given)
+        grammar = self.answer_grammar(asked, tools, choice)
+        return None if grammar is None else self.grammars.constraint(grammar)
 
     @property
     def waiting(self) -> int:
@@ -398,6 +406,24 @@ class LLM:
             and self.tokenizer.special_tokens[segments[0].text] == self.tokenizer.bos_id
         )
         return segments, self.tokenizer.add_bos and not opens_with_bos
+
+    def _next_prompt(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+        thinking: Thinking | None,
+        variables: Mapping[str, Any] | None,
+        answer: Message,
+    ) -> tuple[list[Segment], bool] | None:
+        """How the prompt of the next turn begins, whatever is said then; None if that can't be told."""
+        try:
+            made = [
+                self._chat_segments(conversation, tools, thinking, variables, None)
+                for conversation in next_conversations(messages, answer)
+            ]
+        except EverwarmError:
+            return None
+        return (common_beginning([segments for segments, _ in made]), made[0][1]) if made else None
 
     def _raw_segments(self, prompt: str | None, special: bool) -> tuple[list[Segment], bool]:
         if not isinstance(prompt, str):
@@ -479,16 +505,20 @@ class LLM:
         agent waits for the first.
         """
         checked = self.check_options(max_tokens=max_tokens, stop=stop, **sampling)
-        if schema is not None or regex is not None or grammar is not None:
-            if constraint is not None:
-                raise RequestError("give either a constraint or one of schema, regex and grammar")
-            constraint, after_reasoning = self._constraint(schema=schema, regex=regex, grammar=grammar), True
+        follows = schema is not None or regex is not None or grammar is not None
+        if follows and constraint is not None:
+            raise RequestError("give either a constraint or one of schema, regex and grammar")
+        if constraint is None and (follows or (tools and messages is not None)):
+            offered = None if messages is None else tools
+            constraint = self._constraint(offered, tool_choice, schema=schema, regex=regex, grammar=grammar)
+            after_reasoning = after_reasoning or constraint is not None
         if sum(source is not None for source in (prompt, messages, tokens)) != 1:
             raise RequestError("give exactly one of prompt, messages and tokens")
         if agent is not None:
             check_name(agent, "agent")
         limit = min(context or self.config.context, self.config.context)
         content: list[int] | tuple[list[Segment], bool]
+        reader = next_prompt = None
         if tokens is not None:
             content = ids = _token_ids(tokens)
             check_prompt(self.model, ids)
@@ -499,11 +529,8 @@ class LLM:
             )  # fmt: skip
             if parser is None and messages is not None:
                 offered = None if tool_choice is not None and tool_choice.mode == "none" else tools
-                parser = self.chat.parser(offered, content[0])
-            if messages is not None and constraint is None:
-                called = self.call_grammar(tools, tool_choice)
-                constraint = None if called is None else self.grammars.constraint(called)
-                after_reasoning = after_reasoning or constraint is not None
+                parser, reader = self.chat.parser(offered, content[0]), partial(_reader, self.chat, offered)
+                next_prompt = partial(self._next_prompt, messages, offered, thinking, template_variables)
             budget = None if thinking is None else thinking.budget
             if messages is not None and (after_reasoning or budget is not None):
                 constraint = self._gate(content[0], budget, constraint)
@@ -524,10 +551,12 @@ class LLM:
             constraint=constraint,
             drafter=drafter,
             parser=parser or PlainText,
+            reader=reader,
+            next_prompt=next_prompt,
             most_calls=None if tool_choice is None or tool_choice.parallel else 1,
             point=point,
         )
-        return Generation(self.runtime(store=cache), request)
+        return Generation(self.runtime(store=cache), request, self._ahead)
 
     def _gate(
         self, prompt: Sequence[Segment], budget: int | None, constraint: Callable[[], Constraint] | None
@@ -662,6 +691,12 @@ def _template_text(path: str) -> str | None:
         raise ConfigError(f"chat_template_file {path}: {error.strerror or error}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"chat_template_file {path}: it is not UTF-8") from None
+
+
+def _reader(
+    chat: ChatFormat, tools: Sequence[Mapping[str, Any]] | None, prompt: Sequence[Segment], strict: bool
+) -> OutputParser:
+    return chat.parser(tools, prompt, strict=strict)()
 
 
 def _close(agents: AgentStore) -> None:

@@ -81,6 +81,11 @@ class Settings:
     chat_template_file: str = text(
         default="", help="file with a chat template (Jinja) that is used instead of the model's own"
     )
+    prefill_ahead: bool = switch(
+        default=True,
+        help="while nobody asks for anything, compute a history as the next request will show it, where the chat "
+        "template writes earlier turns anew",
+    )
     restore: str = choice("auto", "always", help="read KV from disk where that is faster than computing it, or always")
     tool_parser: str = choice(
         "auto", "none", "hermes", "qwen3-coder", "seed", "minimax", "glm", "llama3", "mistral", "mistral-json",

@@ -24,3 +24,12 @@ class Run:
     text: str
     special: bool
     tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerPlace:
+    """Where in a history an answer begins."""
+
+    digest: str  # of the text of all runs before the one in which it begins
+    run: int  # the number of that run, neighbouring texts being one
+    lead: int  # characters of that run that are the prompt's

@@ -4,7 +4,17 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, cast
 
-from everwarm.engine.scheduler import FEW_ROWS, LEAST_ALONE, LEAST_ROWS, MOST_ROWS, Kind, Part, Scheduler
+from everwarm.engine.scheduler import (
+    FEW_ROWS,
+    IDLE_S,
+    LEAST_ALONE,
+    LEAST_ROWS,
+    MOST_ROWS,
+    TILE_ROWS,
+    Kind,
+    Part,
+    Scheduler,
+)
 from everwarm.engine.sequence import Sequence
 
 _arrivals = count()
@@ -17,6 +27,7 @@ class Waiting:
     pending: int
     computed: int = 0
     priority: int = 0
+    idle: bool = False
     arrival: int = field(default_factory=lambda: next(_arrivals))
 
     def draft(self) -> list[int]:
@@ -36,7 +47,7 @@ def learned(row_s: float) -> Scheduler:
 
 
 def test_a_step_of_prefill_alone_takes_a_quarter_of_a_second() -> None:
-    for row_s, rows in ((1e-4, MOST_ROWS), (1e-3, 248), (1e-2, LEAST_ALONE), (1.0, LEAST_ALONE)):
+    for row_s, rows in ((1e-4, MOST_ROWS), (1e-3, 192), (1e-2, LEAST_ALONE), (1.0, LEAST_ALONE)):
         one = Waiting(16_000)
         assert chosen(learned(row_s), one) == [(one, rows)]
 
@@ -73,5 +84,25 @@ def test_alone_they_take_all_of_it() -> None:
 
 def test_whoever_has_had_least_comes_next_and_the_more_important_before() -> None:
     much, little, important = Waiting(1000, computed=900), Waiting(1000, computed=100), Waiting(1000, 2000, priority=1)
-    assert chosen(learned(1e-3), much, little) == [(little, 248)]
-    assert chosen(learned(1e-3), much, little, important) == [(important, 248)]
+    assert chosen(learned(1e-3), much, little) == [(little, 192)]
+    assert chosen(learned(1e-3), much, little, important) == [(important, 192)]
+
+
+def test_what_is_idle_waits_while_anybody_else_is_there() -> None:
+    idle, other = Waiting(1000, idle=True, priority=9), Waiting(1)
+    assert chosen(learned(1e-3), idle, other) == [(other, 1)]
+    assert chosen(learned(1e-3), other, idle, Waiting(100, idle=True)) == [(other, 1)]
+
+
+def test_idle_steps_grow_and_shrink_with_the_time_they_take() -> None:
+    scheduler, idle = learned(1e-3), Waiting(100_000, idle=True)
+    seen = []
+    for row_s in [1e-4] * 8 + [1e-2] * 9:
+        ((one, rows),) = chosen(scheduler, idle)
+        assert one is idle
+        seen.append(rows)
+        scheduler.took([Part(cast(Sequence, idle), Kind.PREFILL, rows)], rows * row_s)
+    assert seen[:3] == [TILE_ROWS, 2 * TILE_ROWS, 4 * TILE_ROWS]
+    assert max(seen) * 1e-4 <= IDLE_S
+    assert seen[-1] * 1e-2 <= IDLE_S
+    assert chosen(scheduler, Waiting(16_000))[0][1] == 192, "what others take was not learned from it"

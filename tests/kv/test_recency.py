@@ -160,13 +160,17 @@ def test_other_models_are_looked_through_once(tmp_path: Path, monkeypatch: pytes
     other.close()
 
 
-def test_what_is_quarantined_later_goes_first(tmp_path: Path) -> None:
+@pytest.mark.parametrize("planned", ["before", "after"])
+def test_what_is_quarantined_later_goes_first(tmp_path: Path, planned: str) -> None:
+    """The plan is made on another thread, which may see it or not: it counts once."""
     (tmp_path / "quarantine").mkdir()
     (tmp_path / "quarantine" / "old").write_bytes(bytes(100))
     models = others.OtherModels(DirectoryStore(tmp_path, UnsyncedFiles()))
     assert models.bytes == 100
-    models.plan_ahead()
+    if planned == "before":
+        models._make_plan()
     (tmp_path / "quarantine" / "new").write_bytes(bytes(50))
+    models._make_plan() if planned == "after" else models.plan_ahead()
     models.quarantined(Blob("", "quarantine", "new"), 50)
     assert models.free(10) == 50
     assert (models.bytes, [path.name for path in (tmp_path / "quarantine").iterdir()]) == (100, ["old"])

@@ -50,7 +50,7 @@ from everwarm.kv import store as store_module
 from everwarm.kv.disk.files import Files
 from everwarm.llm import LLM, End, Event
 from everwarm.setting_kinds import PREFIX
-from everwarm.text.history import tokenise
+from everwarm.text.history import tokenise, wanted_runs
 from tiny import Tiny
 
 AGENTS = ["alice", "bob", "carol"]
@@ -267,7 +267,7 @@ class Life:
         history = self.store.history(self.store.agents.by_name["default", "alice"]) if known else None
         segments, add_bos = self.llm.segments(messages=messages)
         runs, ids = (history.runs, history.ids) if history else ((), [])
-        return {"messages": messages}, tokenise(self.llm.tokenizer, segments, add_bos, runs, ids).ids
+        return {"messages": messages}, tokenise(self.llm.tokenizer, wanted_runs(segments, add_bos), runs, ids).ids
 
     def words(self, least: int, most: int) -> list[int]:
         """Few different letters, so that agents meet in the same words."""

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from everwarm.kv.manifest import merged
 from everwarm.text.chat import ChatTemplate
-from everwarm.text.history import Prompt, answer_runs, tokenise
+from everwarm.text.history import Prompt, answer_runs, tokenise, wanted_runs
 from everwarm.text.tokenizer import Tokenizer
 from everwarm.types import Run, Segment
 from everwarm.weights.gguf.file import GGUFFile
@@ -68,6 +68,12 @@ TOKENIZERS = {"sentencepiece": sentencepiece(), "phi-3": sentencepiece("phi-3"),
 plain = st.text(st.sampled_from("abzq \n\u00e9"), min_size=1, max_size=6).map(Segment)
 
 
+def tokenised(
+    tokenizer: Tokenizer, segments: Sequence[Segment], add_bos: bool, runs: Sequence[Run] = (), ids: Sequence[int] = ()
+) -> Prompt:
+    return tokenise(tokenizer, wanted_runs(segments, add_bos), runs, ids)
+
+
 @st.composite
 def conversations(draw: st.DrawFn) -> tuple[str, list[Segment]]:
     kind = draw(st.sampled_from(sorted(TOKENIZERS)))
@@ -79,7 +85,7 @@ def conversations(draw: st.DrawFn) -> tuple[str, list[Segment]]:
 def test_without_a_history_the_ids_are_the_tokenizers(conversation: tuple[str, list[Segment]]) -> None:
     kind, segments = conversation
     tokenizer = TOKENIZERS[kind]
-    prompt = tokenise(tokenizer, segments, tokenizer.add_bos)
+    prompt = tokenised(tokenizer, segments, tokenizer.add_bos)
     assert prompt.ids == tokenizer.encode(segments, add_bos=tokenizer.add_bos)
     assert sum(run.tokens for run in prompt.runs) == len(prompt.ids)
     assert prompt.diverged_at_char is None
@@ -94,8 +100,8 @@ def test_a_history_that_ends_at_a_special_token_changes_no_id(
     tokenizer = TOKENIZERS[kind]
     cuts = [at for at, segment in enumerate(segments) if at and (segment.special or segments[at - 1].special)]
     cut = data.draw(st.sampled_from(cuts)) if cuts else len(segments)
-    before = tokenise(tokenizer, segments[:cut], tokenizer.add_bos)
-    after = tokenise(tokenizer, segments, tokenizer.add_bos, merged(before.runs), before.ids)
+    before = tokenised(tokenizer, segments[:cut], tokenizer.add_bos)
+    after = tokenised(tokenizer, segments, tokenizer.add_bos, merged(before.runs), before.ids)
     assert after.ids == tokenizer.encode(segments, add_bos=tokenizer.add_bos)
     assert after.ids[: len(before.ids)] == before.ids
     assert after.diverged_at_char is None
@@ -107,10 +113,10 @@ def test_an_answer_keeps_its_ids_where_the_tokenizer_would_spell_it_otherwise(ta
     tokenizer = byte_pairs()
     z, q = tokenizer.encode("z")[0], tokenizer.encode("q")[0]
     assert len(tokenizer.encode("zq")) == 1
-    first = tokenise(tokenizer, chatml(tokenizer, [("user", "hi")]), add_bos=False)
+    first = tokenised(tokenizer, chatml(tokenizer, [("user", "hi")]), add_bos=False)
     runs, ids = answered(tokenizer, first, [z, q, *tail])
     said = [("user", "hi"), ("assistant", "zq"), ("user", "more")]
-    second = tokenise(tokenizer, chatml(tokenizer, said), False, runs, ids)
+    second = tokenised(tokenizer, chatml(tokenizer, said), False, runs, ids)
     assert second.ids[: len(ids)] == ids
     assert second.diverged_at_char is None
     new = tokenizer.encode(chatml(tokenizer, said))
@@ -122,27 +128,27 @@ def test_half_a_character_keeps_its_id() -> None:
     """What is read as U+FFFD and sent back as such was another byte."""
     tokenizer = byte_pairs()
     half = tokenizer.encode("\u00e9")[0]
-    first = tokenise(tokenizer, chatml(tokenizer, [("user", "hi")]), add_bos=False)
+    first = tokenised(tokenizer, chatml(tokenizer, [("user", "hi")]), add_bos=False)
     runs, ids = answered(tokenizer, first, [half])
     said = [("user", "hi"), ("assistant", "\ufffd"), ("user", "more")]
-    assert tokenise(tokenizer, chatml(tokenizer, said), False, runs, ids).ids[: len(ids)] == ids
+    assert tokenised(tokenizer, chatml(tokenizer, said), False, runs, ids).ids[: len(ids)] == ids
 
 
 def test_text_is_cut_at_special_tokens_only() -> None:
     """Where text goes on from text, all of it is tokenised again: `zq` is one token across the seam."""
     tokenizer = byte_pairs()
-    first = tokenise(tokenizer, [Segment("az")], add_bos=False)
-    second = tokenise(tokenizer, [Segment("azqb")], False, first.runs, first.ids)
+    first = tokenised(tokenizer, [Segment("az")], add_bos=False)
+    second = tokenised(tokenizer, [Segment("azqb")], False, first.runs, first.ids)
     assert second.ids == tokenizer.encode("azqb")
     assert second.ids[:2] != first.ids
 
 
 def test_a_text_that_only_grows_has_not_diverged() -> None:
     tokenizer = byte_pairs()
-    first = tokenise(tokenizer, [START, Segment("az")], add_bos=False)
-    assert tokenise(tokenizer, [START, Segment("azqb")], False, first.runs, first.ids).diverged_at_char is None
-    assert tokenise(tokenizer, [START, Segment("a")], False, first.runs, first.ids).diverged_at_char is None
-    assert tokenise(tokenizer, [START], False, first.runs, first.ids).diverged_at_char is None
+    first = tokenised(tokenizer, [START, Segment("az")], add_bos=False)
+    assert tokenised(tokenizer, [START, Segment("azqb")], False, first.runs, first.ids).diverged_at_char is None
+    assert tokenised(tokenizer, [START, Segment("a")], False, first.runs, first.ids).diverged_at_char is None
+    assert tokenised(tokenizer, [START], False, first.runs, first.ids).diverged_at_char is None
 
 
 @pytest.mark.parametrize(
@@ -158,8 +164,8 @@ def test_a_text_that_only_grows_has_not_diverged() -> None:
 def test_the_character_at_which_a_prompt_leaves_its_history_is_named(segments: list[Segment], character: int) -> None:
     tokenizer = byte_pairs()
     said = [START, Segment("user\nhi"), END, Segment("\n"), START, Segment("assistant\nyes"), END]
-    first = tokenise(tokenizer, said, add_bos=False)
-    second = tokenise(tokenizer, segments, False, merged(first.runs), first.ids)
+    first = tokenised(tokenizer, said, add_bos=False)
+    second = tokenised(tokenizer, segments, False, merged(first.runs), first.ids)
     assert second.diverged_at_char == character
     old, new = ("".join(segment.text for segment in part) for part in (said, segments))
     assert character == next(at for at, (a, b) in enumerate(zip(old, new, strict=False)) if a != b)
@@ -173,11 +179,11 @@ def test_a_template_that_drops_the_thinking_of_earlier_turns_is_noticed_where_it
         "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
     )
     tokenizer = byte_pairs()
-    first = tokenise(tokenizer, chatml(tokenizer, [("user", "hi")], source), add_bos=False)
+    first = tokenised(tokenizer, chatml(tokenizer, [("user", "hi")], source), add_bos=False)
     runs, ids = answered(tokenizer, first, [*tokenizer.encode("<think>hm</think>yes"), 258])
     said = [("user", "hi"), ("assistant", "<think>hm</think>yes"), ("user", "more")]
     segments = chatml(tokenizer, said, source)
-    second = tokenise(tokenizer, segments, False, runs, ids)
+    second = tokenised(tokenizer, segments, False, runs, ids)
     rendered = "".join(segment.text for segment in segments)
     assert second.diverged_at_char == rendered.index("assistant\nyes") + len("assistant\n")
     assert second.ids == tokenizer.encode(segments)
@@ -189,24 +195,24 @@ def test_a_sentencepiece_answer_reads_as_it_will_be_rendered() -> None:
     user, end = Segment("<|user|>", special=True), Segment("<|end|>", special=True)
     a = tokenizer.encode("a")  # a piece with its space
     assert len(a) == 1
-    first = tokenise(tokenizer, [user, Segment("b"), end], add_bos=True)
+    first = tokenised(tokenizer, [user, Segment("b"), end], add_bos=True)
     runs, ids = answered(tokenizer, first, [*a, tokenizer.special_tokens["<|end|>"]])
     assert runs[-2].text == "a"
     following = [user, Segment("b"), end, Segment("a"), end, user, Segment("c")]
-    second = tokenise(tokenizer, following, True, runs, ids)
+    second = tokenised(tokenizer, following, True, runs, ids)
     assert second.ids == tokenizer.encode(following, add_bos=True)
     assert second.ids[: len(ids)] == ids
-    runs, ids = answered(tokenizer, tokenise(tokenizer, [Segment("b")], add_bos=True), a)
+    runs, ids = answered(tokenizer, tokenised(tokenizer, [Segment("b")], add_bos=True), a)
     assert runs[-1].text == "b a"
 
 
 def test_white_space_that_a_special_token_swallows_stays_in_the_text_and_out_of_the_ids() -> None:
     tokenizer = sentencepiece("phi-3")
     user = Segment("<|user|>", special=True)
-    prompt = tokenise(tokenizer, [user, Segment(" \n ab")], add_bos=True)
+    prompt = tokenised(tokenizer, [user, Segment(" \n ab")], add_bos=True)
     assert prompt.ids == tokenizer.encode([user, Segment("ab")], add_bos=True)
     assert prompt.runs[-1].text == " \n ab"
-    again = tokenise(tokenizer, [user, Segment(" \n ab"), user], True, prompt.runs, prompt.ids)
+    again = tokenised(tokenizer, [user, Segment(" \n ab"), user], True, prompt.runs, prompt.ids)
     assert again.ids[: len(prompt.ids)] == prompt.ids
 
 
@@ -226,7 +232,7 @@ def test_conversations_with_smollm2s_own_tokenizer(smollm2_path: Path) -> None:
     ):
         messages.append({"role": "user", "content": f"Say it {turn} times"})
         segments = template.render(messages)
-        prompt = tokenise(tokenizer, segments, tokenizer.add_bos, runs, ids)
+        prompt = tokenised(tokenizer, segments, tokenizer.add_bos, runs, ids)
         assert prompt.diverged_at_char is None
         assert prompt.ids[: len(ids)] == ids
         assert tokenizer.decode(prompt.ids, special=True) == "".join(segment.text for segment in segments)

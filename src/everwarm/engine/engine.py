@@ -168,7 +168,7 @@ class Engine:
         for part in batch:
             if part.kind is Kind.PREFILL:
                 part.sequence.computed += part.rows
-                if len(batch) == 1:
+                if len(batch) == 1 and not part.sequence.idle:
                     part.sequence.turn.computed(part.rows, seconds)
         return logits
 

@@ -21,13 +21,17 @@ ALONE_S = 0.25
 """Of a step in which nobody but those who prefill waits. A chunk this long runs at full speed on all but the largest
 models; a newcomer hardly notices."""
 LEAST_ALONE = 64
-"""Rows of such a step, however long they take: fewer would compute a large model much more slowly."""
+"""Rows of such a step, however long they take: fewer would compute a large model much more slowly. All such steps are a
+multiple of it: what kernels and blocks of KV leave over at the end of a chunk costs up to 3 %."""
 
 STEP_S = 0.115
 """Of a step in which someone decodes. A person reads on without noticing; a chunk this long runs near full speed."""
 LEAST_ROWS = 32
 TILE_ROWS = 8
 """What the kernels compute at a time: fewer take as long."""
+
+IDLE_S = 0.05
+"""Of a step that is computed ahead, while nobody waits for anything; a single row may take longer."""
 
 FEW_ROWS = 64
 """A prompt with so little left goes first. It counts as somebody who waits for a token."""
@@ -73,9 +77,14 @@ class Scheduler:
         self._step_s = step_s
         self._alone_s = alone_s
         self._row_s: float | None = None
+        self._idle_rows = TILE_ROWS
 
     def choose(self, running: Iterable[Sequence]) -> list[Part]:
-        ready = sorted(running, key=lambda one: (-one.priority, one.computed, one.arrival))
+        there = list(running)
+        busy = [one for one in there if not one.idle]
+        if there and not busy:
+            return [prefill(there[0], self._idle_rows)]
+        ready = sorted(busy, key=lambda one: (-one.priority, one.computed, one.arrival))
         batch = [decode(one) for one in ready if one.pending == 1]
         waiting = [one for one in ready if one.pending > 1]
         nearly = [one for one in waiting if one.pending <= FEW_ROWS]
@@ -96,6 +105,12 @@ class Scheduler:
 
     def took(self, batch: list[Part], seconds: float) -> None:
         """A step is over."""
+        if batch[0].sequence.idle:
+            if seconds > IDLE_S:
+                self._idle_rows = max(1, self._idle_rows // 2)
+            elif seconds < IDLE_S / 2 and batch[0].rows == self._idle_rows:
+                self._idle_rows = min(self._most_rows, 2 * self._idle_rows)
+            return
         rows = sum(part.rows for part in batch if part.kind is Kind.PREFILL)
         if rows >= LEAST_ROWS:
             each = seconds / rows
@@ -103,8 +118,10 @@ class Scheduler:
 
     def _rows(self, *, someone_waits: bool) -> int:
         """Rows of prefill in a step. `someone_waits` for a token: the step has to be short."""
-        least, seconds = (LEAST_ROWS, self._step_s) if someone_waits else (LEAST_ALONE, self._alone_s)
+        least, tile, seconds = LEAST_ALONE, LEAST_ALONE, self._alone_s
+        if someone_waits:
+            least, tile, seconds = LEAST_ROWS, TILE_ROWS, self._step_s
         if self._row_s is None:
             return min(self._most_rows, 4 * LEAST_ROWS)
-        rows = int(seconds / self._row_s) // TILE_ROWS * TILE_ROWS
+        rows = int(seconds / self._row_s) // tile * tile
         return max(least, min(self._most_rows, rows))

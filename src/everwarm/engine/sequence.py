@@ -37,6 +37,7 @@ class Sequence:
     output: Output
     propose: Callable[[], list[int]] | None = None  # a draft: tokens that may come next, verified in one step
     computed: int = 0  # tokens of prefill so far, for fairness
+    idle: bool = False  # computed only while nobody else is there
     cancelled: bool = False
     cancelled_at: int = 0  # the engine's step
     arrival: int = field(default_factory=lambda: next(_arrivals))

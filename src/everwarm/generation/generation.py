@@ -19,15 +19,17 @@ from everwarm.engine.sampler import Sampler
 from everwarm.engine.sequence import Sequence
 from everwarm.errors import CancelledError
 from everwarm.events import End, Event, Failed, Usage
+from everwarm.generation.ahead import Ahead, Job
 from everwarm.generation.output import EventQueue, Output, Stopped, StopQueue
+from everwarm.generation.replay import has_odd_calls, replay
 from everwarm.generation.request import Drafter, Request
 from everwarm.generation.runtime import Runtime
-from everwarm.kv.manifest import text_digests
+from everwarm.kv.manifest import answer_places, text_digests
 from everwarm.kv.receipt import Cause, Receipt, Why
 from everwarm.kv.store import AgentStore
 from everwarm.kv.turn import Alone, Turn
-from everwarm.text.history import Prompt, answer_runs, tokenise, wanted_runs
-from everwarm.types import Run, Segment
+from everwarm.text.history import Prompt, answer_runs, goes_on, tokenise, wanted_runs
+from everwarm.types import AnswerPlace, Run, Segment
 from everwarm.waiting import Cancellation
 
 LONG_TEXT = 1 << 16
@@ -62,8 +64,10 @@ class _Computation:
 class Generation:
     """Iterate over `events`, or `run` it with a queue: one of them, once. `cancel` from anywhere."""
 
-    def __init__(self, runtime: Runtime, request: Request) -> None:
+    def __init__(self, runtime: Runtime, request: Request, ahead: Ahead | None = None) -> None:
+        """`ahead`: who computes while nobody asks for anything. It waits while this runs."""
         self._runtime = runtime
+        self._ahead = ahead
         self._request = request
         self._cancelled = Cancellation()
         self._sequence: Sequence | None = None
@@ -93,7 +97,7 @@ class Generation:
         """
         sampling = replace(self._request.sampling, seed=seed)
         request = replace(self._request, sampling=sampling, agent=None, group="", keep=False, point=None, choice=number)
-        other = Generation(self._runtime, request)
+        other = Generation(self._runtime, request, self._ahead)
         other._prompt_of = self
         return other
 
@@ -148,6 +152,8 @@ class Generation:
     def _submit(self, held: ExitStack, queue: EventQueue, stopped: StopQueue) -> _Computation:
         """Wait for whatever is needed, then hand the sequence to the engine."""
         runtime, request = self._runtime, self._request
+        if self._ahead is not None:
+            held.enter_context(self._ahead.request(runtime))
         if runtime.store is None:
             turn, prompt = None, self._tokenise_alone()
         else:
@@ -207,7 +213,14 @@ class Generation:
         spelt = answer_runs(tokenizer, output.tokens, continuing=self._continues(prompt.ids))
         record = None if point is None else point.record(output.answer, output.finish_reason, usage)
         said = None if messages is None else (*messages, output.answer.message())
-        turn.commit((*runs, *spelt), said, final=point is not None, record=record)
+        answers: tuple[AnswerPlace, ...] = ()
+        if self._request.reader is not None:
+            answers = answer_places(turn.history.answers, prompt.kept_runs, runs)
+        turn.commit((*runs, *spelt), said, final=point is not None, record=record, answers=answers)
+        if self._ahead is not None and self._request.next_prompt is not None and self._request.reader is not None:
+            next_prompt, message = self._request.next_prompt, output.answer.message()
+            job = Job(turn.tenant, turn.receipt.agent, lambda: next_prompt(message), self._request.reader)
+            self._ahead.offer(self._runtime, job)
 
     def _continues(self, ids: list[int]) -> bool:
         """After a control token a text begins, else it goes on: only then is a leading space part of it."""
@@ -232,12 +245,32 @@ class Generation:
             return Prompt(prompt, ())  # what they spell is worked out after the last token
         segments, add_bos = prompt
         with self._tokenising(segments) as long:
-            if turn.agent is None and self._request.keep:
-                turn.continue_branch(text_digests(wanted_runs(segments, add_bos)))
+            wanted = self._replay(turn, wanted_runs(segments, add_bos))
             history, most = turn.history, context if long else None
-            tokenised = tokenise(self._runtime.tokenizer, segments, add_bos, history.runs, history.ids, most)
+            tokenised = tokenise(self._runtime.tokenizer, wanted, history.runs, history.ids, most)
         _check_length(tokenised.ids, context, long)
         return tokenised
+
+    def _replay(self, turn: Turn, wanted: list[Segment]) -> list[Segment]:
+        """The prompt with past answers as they were sampled. A conversation without a name finds the one that it goes
+        on from.
+        """
+        request, tokenizer = self._request, self._runtime.tokenizer
+        if turn.agent is None and request.keep:
+            turn.continue_branch(text_digests(wanted))
+        if request.reader is None or not turn.may_know_answers or goes_on(turn.history.runs, wanted):
+            return wanted
+        if has_odd_calls(request.messages or ()):
+            return wanted
+        ends = frozenset(map(tokenizer.token_text, tokenizer.eog_ids))
+        found = replay(wanted, ends, turn.answers_behind, request.reader)
+        turn.receipt.replayed_answers = found.respelt
+        if turn.agent is None and found.last is not None:
+            if request.keep:
+                turn.continue_branch(text_digests(found.runs))
+            if turn.agent is None:
+                turn.branch_off(found.last)
+        return found.runs
 
     @contextmanager
     def _tokenising(self, segments: list[Segment]) -> Iterator[bool]:

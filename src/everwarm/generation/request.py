@@ -7,6 +7,7 @@ from typing import Any
 from everwarm.engine.processors import Constraint
 from everwarm.engine.sampling import Sampling
 from everwarm.events import Answer, FinishReason, Usage
+from everwarm.generation.replay import Reader
 from everwarm.text.output_parser import OutputParser, PlainText
 from everwarm.types import Segment
 
@@ -42,6 +43,9 @@ class Request:
     constraint: Callable[[], Constraint] | None = None  # makes one: it has the state of one choice
     drafter: Drafter | None = None
     parser: Callable[[], OutputParser] = PlainText  # makes one: it has the state of one choice
+    reader: Reader | None = None  # how answers in a prompt of messages are read; None: none are looked for
+    next_prompt: Callable[[Message], tuple[list[Segment], bool] | None] | None = None
+    """How the next prompt will begin if the answer is this message: what is certain of it, and whether with BOS."""
     most_calls: int | None = None  # the answer ends with so many tool calls
     point: Point | None = None
     rules: tuple[str, ...] = ()  # those that have changed the prompt

@@ -28,6 +28,7 @@ class Agent:
     created: float = 0.0
     used: float = 0.0
     text_digest: str = ""
+    answers: tuple[str, ...] = ()  # digests of the texts that its answers follow
     unsaved: Manifest | None = None  # not on disk, or newer than what is there
     turn: Line[None] = field(default_factory=Line)
     waiting: int = 0  # turns that are open or wait

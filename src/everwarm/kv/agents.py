@@ -23,6 +23,10 @@ from everwarm.waiting import Cancellation
 _log = logging.getLogger(__name__)
 
 
+MOST_ANSWERED = 8
+"""Branches that are looked through for an answer."""
+
+
 class Agents:
     """The agents that are known."""
 
@@ -31,6 +35,7 @@ class Agents:
         self._clock = clock
         self.by_name: dict[tuple[str, str], Agent] = {}  # by tenant and name
         self.by_text: dict[tuple[str, str, str], Agent] = {}  # branches, by tenant, group and digest of text
+        self.by_answer: dict[tuple[str, str, str], list[Agent]] = {}  # branches that have answered behind such a text
         self.unnamed: OrderedDict[int, Agent] = OrderedDict()  # conversations without a name, the longest unused first
         self.unsaved = Unsaved()
 
@@ -102,6 +107,15 @@ class Agents:
             known = (self.by_text.get((tenant, group, digest)) for digest in reversed(digests))
             return next((agent for agent in known if agent is not None and self.claim(agent)), None)
 
+    @property
+    def has_answers(self) -> bool:
+        return bool(self.by_answer)
+
+    def answered(self, tenant: str, group: str, digest: str) -> list[Agent]:
+        """Branches that have given an answer behind a text with this digest, the latest used first; not all."""
+        with self._index.lock:
+            return self.by_answer.get((tenant, group, digest), [])[: -MOST_ANSWERED - 1 : -1]
+
     def claim_new(self, name: str, tenant: str, advice: str) -> Agent:
         """A new agent whose turn is owned. Raises AgentExistsError."""
         with self._index.lock:
@@ -166,7 +180,7 @@ class Agents:
             agent.unsaved = manifest
             agent.text_digest = manifest.text_digest
             if (agent.anonymous or agent.group) and not agent.final:
-                self.by_text[agent.tenant, agent.group, agent.text_digest] = agent
+                self._remember_text(agent, manifest)
             index.add_owner(chain[kept:], anonymous=agent.anonymous, pinned=agent.pinned)
             self.unnamed.pop(id(agent), None)
             if agent.anonymous:
@@ -221,10 +235,23 @@ class Agents:
             if leaf is not None:
                 index.forget(leaf)
 
+    def _remember_text(self, agent: Agent, manifest: Manifest) -> None:
+        """A branch is found again by its text, or by a text that it has answered."""
+        self.by_text[agent.tenant, agent.group, agent.text_digest] = agent
+        agent.answers = tuple(place.digest for place in manifest.answers)
+        for digest in dict.fromkeys(agent.answers):
+            self.by_answer.setdefault((agent.tenant, agent.group, digest), []).append(agent)
+
     def _forget_text(self, agent: Agent) -> None:
         at = agent.tenant, agent.group, agent.text_digest
         if self.by_text.get(at) is agent:
             del self.by_text[at]
+        for digest in dict.fromkeys(agent.answers):
+            others = self.by_answer[agent.tenant, agent.group, digest]
+            others.remove(agent)
+            if not others:
+                del self.by_answer[agent.tenant, agent.group, digest]
+        agent.answers = ()
 
     # Conversations without a name go when the quota is full (`WarmTier`) ----------------------------------------------
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from everwarm.errors import StoreError, UnknownAgentError
+from everwarm.errors import EverwarmError, StoreError, UnknownAgentError
 from everwarm.kv.agent import Agent
 from everwarm.kv.agents import Agents
 from everwarm.kv.believable import check_tokens
@@ -28,7 +28,7 @@ from everwarm.kv.warm.others import elsewhere
 from everwarm.kv.warm.tenants import Tenants
 from everwarm.kv.warm.tier import WarmTier
 from everwarm.kv.warm.writer import Writer
-from everwarm.types import Run
+from everwarm.types import AnswerPlace, Run
 
 _log = logging.getLogger(__name__)
 
@@ -45,6 +45,7 @@ class History:
     lost: str = ""  # why it can't be read
     record: Mapping[str, Any] | None = None  # what else is kept with it
     last: LastTurn | None = None  # what its last request has reused
+    answers: tuple[AnswerPlace, ...] = ()  # what of it the model has said
 
     @staticmethod
     def of(manifest: Manifest) -> "History":
@@ -56,6 +57,7 @@ class History:
             manifest.generation,
             record=manifest.record,
             last=manifest.last,
+            answers=manifest.answers,
         )
 
     @property
@@ -141,6 +143,13 @@ class Histories:
             self.tier.manifests.refuse((agent.tenant, agent.name), str(error))
             return History(messages=manifest.messages, lost=f"manifest: {error}")
         return History.of(manifest)
+
+    def peek(self, agent: Agent) -> History | None:
+        """What somebody else's agent has heard and said, as of its last turn; None if it is gone or can't be read."""
+        try:
+            return History.of(self.manifest(agent)) if agent.known else None
+        except EverwarmError:
+            return None
 
     def manifest(self, agent: Agent) -> Manifest:
         """All that is known of an agent, from disk if it is there. Raises StoreError."""

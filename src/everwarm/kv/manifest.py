@@ -8,7 +8,7 @@ the messages).
 import hashlib
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,11 +18,13 @@ from everwarm.errors import StoreError
 from everwarm.kv import container
 from everwarm.kv.chain import KEY_BYTES, U32, Key
 from everwarm.kv.last_turn import LastTurn
-from everwarm.types import Run, Segment
+from everwarm.types import AnswerPlace, Run, Segment
 
 FORMAT = "everwarm-agent"
 VERSION = "1"
 _MOST_TEXT = 256 << 20
+MOST_PLACES = 256
+"""Answers of a history that are remembered, the latest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,7 @@ class Manifest:
     final: bool = False  # a point of a history: it can be continued by others, but never changes
     record: Mapping[str, Any] | None = None  # whatever else is kept with it, as JSON
     last: LastTurn | None = None  # what its last request has reused
+    answers: tuple[AnswerPlace, ...] = ()  # what of it the model has said
     created: float = 0.0
     used: float = 0.0
 
@@ -57,16 +60,43 @@ class Manifest:
         return replace(self, generation=self.generation + 1, **changes)
 
 
-def text_digests(runs: Sequence[Run | Segment]) -> list[str]:
-    """Names for the beginnings of a rendered text that end with a run: histories that spell the same have the same.
-    `runs` are merged.
+class TextDigest:
+    """A name for the beginning of a rendered text that ends with a run: histories that spell the same have the same.
+    Neighbouring texts must have been merged.
     """
-    digest, digests = hashlib.blake2b(digest_size=16), []
-    for run in runs:
+
+    def __init__(self, runs: Iterable[Run | Segment] = ()) -> None:
+        self._hash = hashlib.blake2b(digest_size=16)
+        for run in runs:
+            self.add(run)
+
+    def add(self, run: Run | Segment) -> str:
+        """The name of the text with one more run."""
         text = run.text.encode("utf-8", "surrogatepass")
-        digest.update(b"%d:%d:" % (run.special, len(text)) + text)
-        digests.append(digest.hexdigest())
-    return digests
+        self._hash.update(b"%d:%d:" % (run.special, len(text)) + text)
+        return self.name
+
+    @property
+    def name(self) -> str:
+        return self._hash.hexdigest()
+
+
+def text_digests(runs: Sequence[Run | Segment]) -> list[str]:
+    """The names of all beginnings, the shortest first."""
+    digest = TextDigest()
+    return [digest.add(run) for run in runs]
+
+
+def answer_places(
+    kept: Sequence[AnswerPlace], kept_runs: int, prompt: Sequence[Run | Segment]
+) -> tuple[AnswerPlace, ...]:
+    """Where the answers of a history are: those of an earlier one whose first runs were kept, and the new one, which
+    follows the prompt.
+    """
+    run = len(prompt) if not prompt or prompt[-1].special else len(prompt) - 1
+    lead = len(prompt[run].text) if run < len(prompt) else 0
+    new = AnswerPlace(TextDigest(prompt[:run]).name, run, lead)
+    return (*(place for place in kept if place.run < min(kept_runs, run)), new)[-MOST_PLACES:]
 
 
 def merged(runs: Sequence[Run]) -> tuple[Run, ...]:
@@ -149,6 +179,7 @@ def encode(manifest: Manifest) -> list[container.Part]:
         "group": json.dumps(manifest.group),
         "pinned": str(int(manifest.pinned)),
         "final": str(int(manifest.final)),
+        "answers": json.dumps([[place.digest, place.run, place.lead] for place in manifest.answers]),
         "created": repr(manifest.created),
         "used": repr(manifest.used),
     }
@@ -191,6 +222,7 @@ def decode(file: bytes, with_text: bool = True) -> Manifest:
             final=said.get("final") == "1",
             record=text.record,
             last=text.last,
+            answers=_places(said.get("answers", "[]")),
             created=float(said["created"]),
             used=float(said["used"]),
         )
@@ -203,3 +235,10 @@ def decode(file: bytes, with_text: bool = True) -> Manifest:
     if with_text and sum(run.tokens for run in manifest.runs) != len(manifest.tokens):
         raise StoreError("the text does not belong to the tokens")
     return manifest
+
+
+def _places(text: str) -> tuple[AnswerPlace, ...]:
+    """Where answers begin. What can't be right is left out: then an answer is computed again if it is spelt anew."""
+    found = json.loads(text)
+    places = [AnswerPlace(str(digest), int(run), int(lead)) for digest, run, lead in found]
+    return tuple(place for place in places if place.run >= 0 and place.lead >= 0)

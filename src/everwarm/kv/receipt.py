@@ -55,9 +55,8 @@ class Receipt:
     saved_bytes: int = 0
     save_s: float = 0.0  # from the last token until the turn was safe
     error: str | None = None  # why it was not saved
-    tool_format: str | None = (
-        None  # how the calls of the answer were written: a format of `--tool-parser`, or `lenient`
-    )
+    replayed_answers: int = 0  # came back spelt anew and keep the tokens that they were sampled with
+    tool_format: str | None = None  # how the answer's calls were written: as in `--tool-parser`, or `lenient`
 
     rules: tuple[str, ...] = ()  # the rules (`--prompt-rules`) that changed the prompt
 

@@ -171,6 +171,10 @@ class AgentStore:
             self.agents.leave(agent)
             raise
 
+    def open_ahead(self, agent: Agent, capacity: int) -> Turn:
+        """A turn that computes what an agent's next one will need, and leaves the agent as it is."""
+        return Turn(self._context, None, agent.tenant, capacity, parent=agent)
+
     # Agents -----------------------------------------------------------------------------------------------------------
 
     def find(self, name: str, tenant: str = "") -> Agent:
@@ -188,6 +192,10 @@ class AgentStore:
     def manifest(self, agent: Agent) -> Manifest:
         """All that is kept of an agent, with its text. Raises StoreError."""
         return self.histories.manifest(agent)
+
+    def peek(self, agent: Agent) -> History | None:
+        """The same of an agent that somebody may talk to; None if it is gone or can't be read."""
+        return self.histories.peek(agent)
 
     def whereabouts(self, agent: Agent) -> Whereabouts:
         return whereabouts(self.histories, agent)

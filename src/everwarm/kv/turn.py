@@ -2,7 +2,8 @@
 
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,7 @@ from everwarm.kv.last_turn import LastTurn, Left, Reuse
 from everwarm.kv.manifest import Manifest, merged, text_digests
 from everwarm.kv.receipt import Cause, Receipt, Why
 from everwarm.kv.warm.restore import Restorer
-from everwarm.types import Run
+from everwarm.types import AnswerPlace, Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,23 @@ class Alone:
         self.kv.close()
 
 
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """An answer that was given once."""
+
+    agent: Agent
+    history: History
+    place: AnswerPlace
+
+
+def answers_by_digest(agent: Agent, history: History) -> dict[str, list[Answered]]:
+    """By the digests of the texts that they follow."""
+    found = defaultdict[str, list[Answered]](list)
+    for place in history.answers:
+        found[place.digest].append(Answered(agent, history, place))
+    return found
+
+
 class Turn:
     """Owned by one request from `AgentStore.open_turn` to `release`."""
 
@@ -102,6 +120,7 @@ class Turn:
         self._claimed: list[Node] = []
         self._root: Node | None = None
         self._reached = 0  # tokens whose KV it had before it was suspended
+        self._answered: dict[int, dict[str, list[Answered]]] = {}  # by agents that were looked at
 
     def continue_branch(self, digests: list[str]) -> None:
         """Let a conversation without a name go on from one whose text is a beginning of its own, the longest first.
@@ -114,6 +133,36 @@ class Turn:
             self.agent = agent
             self.history = self._histories.read(agent)
             self.receipt.agent = agent.name
+
+    @property
+    def may_know_answers(self) -> bool:
+        """Whether `answers_behind` may find any."""
+        if self._parent is None and self.agent is None:
+            return self._histories.agents.has_answers
+        return bool(self.history.answers)
+
+    def answers_behind(self, digest: str) -> Iterator[Answered]:
+        """Answers that were given behind a text with this digest: of this history or, for a conversation that has no
+        name and no history yet, of its group.
+        """
+        origin = self._parent or self.agent
+        if origin is not None:
+            yield from self._answers_of(origin, self.history).get(digest, ())
+            return
+        for agent in self._histories.agents.answered(self.tenant, self.group, digest):
+            yield from self._answers_of(agent).get(digest, ())
+
+    def _answers_of(self, agent: Agent, history: History | None = None) -> dict[str, list[Answered]]:
+        """By the digests of the texts that they follow."""
+        if id(agent) not in self._answered:
+            history = history or self._histories.peek(agent)
+            self._answered[id(agent)] = {} if history is None else answers_by_digest(agent, history)
+        return self._answered[id(agent)]
+
+    def branch_off(self, answered: Answered) -> None:
+        """A conversation without a name goes on from the history of another one, which stays as it is."""
+        assert self.agent is None
+        self._parent, self.history = answered.agent, answered.history
 
     def acquire(self, tokens: Sequence[int], diverged_at_char: int | None = None) -> Receipt:
         """Find the longest known prefix and make it part of `kv`. At least the last token is left to be computed."""
@@ -135,6 +184,25 @@ class Turn:
         events["cached_tokens"] += receipt.cached_tokens
         events["prompt_tokens"] += receipt.prompt_tokens
         return receipt
+
+    def begin_ahead(self, tokens: Sequence[int]) -> bool:
+        """Make the blocks of these tokens that are in memory part of `kv`, with memory for the others: only if that
+        takes nothing from anybody, in memory or on disk. Whether it did; not if all is known already.
+        """
+        index = self._index
+        self._tokens = token_bytes(tokens)
+        with index.lock:
+            matched, nodes = self._find()
+            missing = -(-len(tokens) // index.block_tokens) + 1 - len(nodes)
+            tier = self._histories.tier
+            spare = tier is None or missing * index.block_bytes <= tier.spare_bytes
+            if matched >= len(tokens) or not spare or not index.has_free(missing):
+                return False
+            if any(node.block is None for node in nodes):
+                return False
+            self._take(matched, nodes, Receipt(""))
+            self.kv.reserve(len(tokens), wait=False)
+        return True
 
     def suspend(self) -> None:
         """Give up the memory. What was computed is known, on its way to disk, and found again by `resume`."""
@@ -240,10 +308,12 @@ class Turn:
         wait: bool | None = None,
         final: bool = False,
         record: Mapping[str, Any] | None = None,
+        answers: tuple[AnswerPlace, ...] = (),
     ) -> Receipt:
         """The history is now all tokens that were given, spelt by `runs`. With durability `turn` this returns when it
         is safe; `receipt.committed` and `receipt.error` say whether it is. `final`: the agent is a point of a history,
-        which never changes and is kept like a conversation without a name; `record` is kept with it.
+        which never changes and is kept like a conversation without a name; `record` is kept with it. `answers`: what of
+        it the model has said.
         """
         histories, ids = self._histories, self._histories.ids
         started = time.perf_counter()
@@ -271,6 +341,7 @@ class Turn:
             final=final,
             record=record,
             last=self._last_turn(),
+            answers=answers,
             created=agent.created,
             used=histories.clock(),
         )

@@ -15,7 +15,6 @@ from everwarm.server.openai import routes as openai
 from everwarm.server.openai.responses import routes as responses
 from everwarm.server.origin import Origins, parse_origins
 from everwarm.server.origin_guard import origin_middleware
-from everwarm.server.paths import PathsWithoutVersion
 from everwarm.server.serving import Limits, Serving
 
 
@@ -39,7 +38,6 @@ def create_app(
         description="A local LLM that never computes the same thing twice.",
         openapi_url=None,  # `schema` serves it
         middleware=[  # from the outside in
-            Middleware(PathsWithoutVersion),
             Middleware(log.RequestLog, serving=serving, observe=metrics.requests.observe),
             *origin_middleware(origins),
             Middleware(Guard, serving=serving),

@@ -7,6 +7,7 @@ takes seconds. What waits for the slow thread is bounded.
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from everwarm.engine.processors import Constraint
 from everwarm.llm import LLM
@@ -46,6 +47,11 @@ class GrammarThreads:
             return await loop.run_in_executor(self._slow, self._llm.grammars.constraint, grammar)
         finally:
             self._waiting -= 1
+
+    async def options(self, ask: Callable[[], Grammar | None]) -> dict[str, Any]:
+        """The same, as arguments of `LLM.start`; none if any answer will do."""
+        constraint = await self.constraint(ask)
+        return {} if constraint is None else {"constraint": constraint, "after_reasoning": True}
 
     def close(self) -> None:
         for threads in (self._quick, self._slow):

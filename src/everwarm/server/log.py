@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from everwarm.server.errors import ERROR
 from everwarm.server.keys import CALLER
+from everwarm.server.paths import with_version
 from everwarm.server.serving import OUTCOME, REQUEST_ID, Outcome, Serving
 
 _log = logging.getLogger("everwarm.request")
@@ -96,6 +97,7 @@ class RequestLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        scope = with_version(scope)  # from here on everyone sees one path only
         line = Line(uuid.uuid4().hex, scope["method"], scope["path"])
         scope[REQUEST_ID] = line.id
         started, before = time.perf_counter(), self._serving.llm.weights.totals()

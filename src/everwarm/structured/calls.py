@@ -63,26 +63,34 @@ def grammar_for_calls(
     parallel: bool = True,
     *,
     required: bool = True,
+    answer: Grammar | None = None,
+    strict: Collection[str] | None = None,
     controls: Mapping[str, int],
     name: str = "tools",
 ) -> Grammar:
     """Answers that call tools: one of those in `names`, or any; several calls only if `parallel`. If calls are not
-    `required`, any text may come before them, or instead of them. `controls` are the control tokens of the vocabulary
-    by name; where the format names one, only that token is allowed. Raises RequestError, which names the tool.
+    `required`, any text may come before them, or instead of them; with `answer`, a grammar of JSON, only such JSON may
+    come instead of them. Keywords that are not supported are refused in the schemas of `strict` tools (by default all)
+    and bind nothing in others. `controls` are the control tokens of the vocabulary by name; where the format names one,
+    only that token is allowed. Raises RequestError, which names the tool.
     """
     if unknown := [tool for tool in names if tool not in tools]:
         raise RequestError(f"tool_choice: {unknown[0][:100]!r} is not among the tools")
     offered = {tool: schema for tool, schema in tools.items() if not names or tool in names}
     if not offered:
         raise RequestError("tool_choice: a call is required, but no tools are given")
-    rules = _Rules(format_, controls, parallel, name)
+    rules = _Rules(format_, controls, parallel, set(offered) if strict is None else strict, name)
     rules.add("body", " | ".join(rules.body(at, tool, schema) for at, (tool, schema) in enumerate(offered.items())))
     rules.add("call", f"{rules.text(format_.call_begin)} body")
-    rules.add("start", rules.calls() if required else rules.text_or_calls())
+    if answer is not None:
+        rules.add("start", f"{rules.calls()} | {answer.text.removeprefix('start: ')}")
+    else:
+        rules.add("start", rules.calls() if required else rules.text_or_calls())
     text = "\n".join(rules.lines())
     if len(text) > MOST_SCHEMA_BYTES:
         raise RequestError(f"{name}: {len(text):,} bytes of schemas, the limit is {MOST_SCHEMA_BYTES:,}")
-    return Grammar(text, name, required and all(is_quick(schema) for schema in offered.values()))
+    quick = (required or answer is not None) and (answer is None or answer.quick)
+    return Grammar(text, name, quick and all(is_quick(schema) for schema in offered.values()))
 
 
 def tool_schemas(tools: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
@@ -94,8 +102,11 @@ def tool_schemas(tools: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, A
 class _Rules:
     """The rules of one grammar, as they are made."""
 
-    def __init__(self, format_: CallFormat, controls: Mapping[str, int], parallel: bool, name: str) -> None:
+    def __init__(
+        self, format_: CallFormat, controls: Mapping[str, int], parallel: bool, strict: Collection[str], name: str
+    ) -> None:
         self._format = format_
+        self._strict = strict
         self._controls = controls
         self._parallel = parallel
         self._name = name
@@ -135,17 +146,20 @@ class _Rules:
 
     def body(self, number: int, tool: str, schema: Mapping[str, Any]) -> str:
         """The rule of a call to one tool, from the tool's name on."""
-        where = f"{self._name}: {tool[:100]}"
+        where, lenient = f"{self._name}: {tool[:100]}", tool not in self._strict
         if not isinstance(schema, Mapping):
             raise RequestError(f"{where}: parameters: expected a JSON schema")
         match str(self._format.arguments):
             case "json":
-                arguments = schema_rule(dict(schema) or {"type": "object"}, where)
+                arguments = schema_rule(dict(schema) or {"type": "object"}, where, lenient=lenient)
             case "tagged":
-                arguments = self._tagged(number, schema, where)
+                arguments = self._tagged(number, schema, where, lenient)
             case "python":
                 pairs = _properties(schema, where)
-                items = [(f"{literal(key + '=')} {_value(schema, sub, where)}", needed) for key, sub, needed in pairs]
+                items = [
+                    (f"{literal(key + '=')} {_value(schema, sub, where, lenient)}", needed)
+                    for key, sub, needed in pairs
+                ]
                 arguments = self._list(f"list_{number}", items, ", ")
             case "gemma":
                 pairs = _properties(schema, where)
@@ -167,18 +181,21 @@ class _Rules:
     def _control(self, piece: str) -> str | None:
         return f"<[{self._controls[piece]}]>" if piece in self._controls else None
 
-    def _tagged(self, number: int, schema: Mapping[str, Any], where: str) -> str:
+    def _tagged(self, number: int, schema: Mapping[str, Any], where: str, lenient: bool) -> str:
         tags = self._format.tags
         assert tags is not None
         parts = []
         for at, (key, sub, needed) in enumerate(_properties(schema, where)):
-            begin = f"{self.text(tags.begin)} {literal(key)} {self.text(tags.after_name)}"
+            is_text = bool(_texts(sub)) or sub.get("type") == "string"
+            # DeepSeek's tag says whether the value is a text.
+            after_name = tags.after_name if is_text else tags.after_name.replace('string="true"', 'string="false"')
+            begin = f"{self.text(tags.begin)} {literal(key)} {self.text(after_name)}"
             if _texts(sub):
                 value = f"({' | '.join(map(literal, _texts(sub)))}) {self.text(tags.end)}"
-            elif sub.get("type") == "string":
+            elif is_text:
                 value = self._until(f"text_{number}_{at}", tags.end)
             else:
-                value = f"{_value(schema, sub, where)} {self.text(tags.end)}"
+                value = f"{_value(schema, sub, where, lenient)} {self.text(tags.end)}"
             part = self.add(f"argument_{number}_{at}", f"{begin} {value}")
             parts.append(part if needed else f"{part}?")
         return " ".join(parts) or '""'
@@ -223,10 +240,10 @@ def _properties(schema: Mapping[str, Any], where: str) -> list[tuple[str, Mappin
     return [(key, sub if isinstance(sub, Mapping) else {}, key in required) for key, sub in properties.items()]
 
 
-def _value(schema: Mapping[str, Any], sub: Mapping[str, Any], where: str) -> str:
+def _value(schema: Mapping[str, Any], sub: Mapping[str, Any], where: str, lenient: bool) -> str:
     """A value as JSON. What its schema refers to is in the schema around it."""
     shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
-    return schema_rule(shared | dict(sub), where)
+    return schema_rule(shared | dict(sub), where, lenient=lenient)
 
 
 def _texts(schema: Mapping[str, Any]) -> list[str]:

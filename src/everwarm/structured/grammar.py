@@ -32,11 +32,12 @@ class Grammar:
     text: str  # in llguidance's variant of Lark
     name: str  # what the caller calls it, for messages
     quick: bool = False  # known to compile quickly
+    is_json: bool = False  # the text is one rule, of JSON under a schema
 
 
 def json_schema(schema: object, name: str = "schema") -> Grammar:
     """Answers that are JSON and valid under a schema. Raises RequestError, which calls the schema `name`."""
-    return Grammar(f"start: {schema_rule(schema, name)}", name, is_quick(schema))
+    return Grammar(f"start: {schema_rule(schema, name)}", name, is_quick(schema), is_json=True)
 
 
 def json_object(name: str = "response_format") -> Grammar:
@@ -44,8 +45,8 @@ def json_object(name: str = "response_format") -> Grammar:
     return json_schema({"type": "object"}, name)
 
 
-def schema_rule(schema: object, name: str) -> str:
-    """A schema as a part of a rule."""
+def schema_rule(schema: object, name: str, *, lenient: bool = False) -> str:
+    """A schema as a part of a rule. If it is `lenient`, keywords that are not supported bind nothing."""
     if isinstance(schema, str):
         schema = _parsed(schema, name)
     check_schema(schema, name)
@@ -54,7 +55,8 @@ def schema_rule(schema: object, name: str) -> str:
     if not isinstance(schema, dict):
         schema = {}
     schema = simplified(schema)
-    text = json.dumps(schema | {"x-guidance": {"whitespace_pattern": WHITESPACE}}, allow_nan=False)
+    options = {"whitespace_pattern": WHITESPACE, "lenient": lenient}
+    text = json.dumps(schema | {"x-guidance": options}, allow_nan=False)
     if len(text) > MOST_SCHEMA_BYTES:
         raise RequestError(f"{name}: {len(text):,} bytes of JSON, the limit is {MOST_SCHEMA_BYTES:,}")
     return f"%json {text}"

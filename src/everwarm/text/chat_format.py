@@ -11,6 +11,7 @@ from everwarm.errors import RequestError
 from everwarm.text.chat import ChatTemplate, Watch
 from everwarm.text.output_parser import OutputParser, PlainText
 from everwarm.text.reasoning import HARMONY, ReasoningParser, Thinking, begins_inside, reasoning_format_of
+from everwarm.text.tool_calls.formats import FORMATS, ToolFormat
 from everwarm.text.tool_calls.in_text import with_tools_in_text
 from everwarm.text.tool_calls.lenient import NAME as LENIENT
 from everwarm.text.tool_calls.lenient import Lenient, WholeObject
@@ -51,6 +52,11 @@ class ChatFormat:
         known = support.lists_tools or support.writes_calls
         return (format_of(self.template.source(tools=True)) if known else None) or DEFAULT
 
+    @property
+    def call_format(self) -> ToolFormat | None:
+        """The marks around calls; None if calls are left as text."""
+        return None if self._tool_parser == "none" else FORMATS[self.tool_format]
+
     def render(
         self,
         messages: Sequence[Message],
@@ -76,8 +82,12 @@ class ChatFormat:
             return self.template.render(messages, tools=tools, watch=watch, **known)
         return [*self.template.render(messages[:-1], tools=tools, watch=watch, **known), Segment(begun)]
 
-    def parser(self, tools: Sequence[Tool] | None, prompt: Sequence[Segment]) -> Callable[[], OutputParser]:
-        """Makes a parser for each answer to a prompt."""
+    def parser(
+        self, tools: Sequence[Tool] | None, prompt: Sequence[Segment], *, strict: bool = False
+    ) -> Callable[[], OutputParser]:
+        """Makes a parser for each answer to a prompt. A `strict` one takes no call for one that is not written in the
+        model's own format.
+        """
         schemas = _schemas(tools or ())
         reasoning = self.reasoning
         inside = reasoning is not None and begins_inside(reasoning, prompt)
@@ -85,19 +95,19 @@ class ChatFormat:
         def make() -> OutputParser:
             if reasoning is HARMONY:
                 return call_parser("harmony", schemas, self._controls)
-            parser = self._call_parser(schemas)
+            parser = self._call_parser(schemas, lenient=self._lenient and not strict)
             if reasoning is None:
                 return parser
             return ReasoningParser(reasoning, parser, inside=inside, controls=self._controls)
 
         return make
 
-    def _call_parser(self, tools: Tools) -> OutputParser:
+    def _call_parser(self, tools: Tools, *, lenient: bool) -> OutputParser:
         if not tools or self._tool_parser == "none":
             return PlainText()
         name = self.tool_format
         parser = call_parser(name, tools, self._controls)
-        if not self._lenient:
+        if not lenient:
             return parser
         reader = WholeObject(LENIENT, tools, self._controls, id_maker(name))
         return Lenient(parser, reader, fenced_only=name == "llama3")

@@ -21,18 +21,19 @@ class Prompt:
     ids: list[int]
     runs: tuple[Run, ...]
     diverged_at_char: int | None = None  # of the rendered text; None if it goes on from all of the history
+    kept_runs: int = 0  # of the history
 
 
 def tokenise(
     tokenizer: Tokenizer,
-    segments: Sequence[Segment],
-    add_bos: bool,
+    wanted: Sequence[Segment],
     history: Sequence[Run] = (),
     history_ids: Sequence[int] = (),
     most: int | None = None,
 ) -> Prompt:
-    """`history` has neighbouring texts merged. Once there are more than `most` ids, the rest may be left out."""
-    wanted = wanted_runs(segments, add_bos)
+    """`wanted` is made by `wanted_runs`; `history` has neighbouring texts merged, too. Once there are more than `most`
+    ids, the rest may be left out.
+    """
     same = sum(1 for _ in takewhile(_equal, zip(history, wanted, strict=False)))
     runs = list(history[:same])
     ids = list(history_ids[: sum(run.tokens for run in runs)])
@@ -49,7 +50,12 @@ def tokenise(
         if same < len(wanted) and history[same].special == wanted[same].special:
             pairs = zip(history[same].text, wanted[same].text, strict=False)
             diverged += sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-    return Prompt(ids, tuple(runs), diverged)
+    return Prompt(ids, tuple(runs), diverged, same)
+
+
+def goes_on(history: Sequence[Run], wanted: Sequence[Segment]) -> bool:
+    """Whether a prompt begins with all of a history that is not empty."""
+    return 0 < len(history) <= len(wanted) and all(map(_equal, zip(history, wanted, strict=False)))
 
 
 def wanted_runs(segments: Sequence[Segment], add_bos: bool) -> list[Segment]:

@@ -60,6 +60,11 @@ class Index:
         """How many blocks fit into the budget; None if there is none."""
         return self.pool.most_blocks
 
+    def has_free(self, blocks: int) -> bool:
+        """Whether so many blocks fit beside all that are in memory."""
+        most = self.most_blocks
+        return most is None or self.pool.in_use + blocks <= most
+
     def resize(self, budget: int | None) -> None:
         self.pool.resize(budget)
 

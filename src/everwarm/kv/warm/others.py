@@ -22,6 +22,7 @@ class OtherModels:
     def __init__(self, store: BlockStore, loaded: frozenset[str] = frozenset()) -> None:
         self._store, self._loaded = store, loaded
         self._quarantined: list[tuple[Blob, int]] = []  # since we began
+        self._told: set[Blob] = set()  # of the quarantine: a plan may have seen what was quarantined meanwhile
         self._plan: Iterator[tuple[Blob, int]] | None = None
         self._planning: threading.Thread | None = None
         self._lock = threading.Lock()
@@ -38,6 +39,10 @@ class OtherModels:
         freed = 0
         while freed < wanted and (found := self._next()) is not None:
             blob, size = found
+            if blob in self._told:
+                continue
+            if blob.area == QUARANTINE:
+                self._told.add(blob)
             try:
                 self._store.delete(blob)
                 freed += size

@@ -73,6 +73,11 @@ class WarmTier:
         return self._bytes + self.manifests.bytes
 
     @property
+    def spare_bytes(self) -> int:
+        """What may be saved before something else has to go."""
+        return self.shared.quota - self.shared.used
+
+    @property
     def block_bytes(self) -> int:
         """Of one block, with its header."""
         return self.blocks.object_bytes()

@@ -54,6 +54,8 @@ def chat_tools(tools: Sequence[Json] | None) -> list[Json] | None:
             "description": tool.get("description") or "",
             "parameters": tool.get("input_schema") or {"type": "object", "properties": {}},
         }
+        if tool.get("strict"):
+            function["strict"] = True
         out.append({"type": "function", "function": function})
     return out
 

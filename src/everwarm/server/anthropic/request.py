@@ -70,10 +70,6 @@ class CountRequest(BaseModel):
         extra = (self.model_extra or {}).get("cache_control")
         return extra is not None or any(isinstance(block, dict) and block.get("cache_control") for block in blocks)
 
-    @property
-    def forces_call(self) -> bool:
-        return (self.tool_choice or {}).get("type") not in (None, "auto", "none")
-
     def tools_and_choice(self) -> tuple[Sequence[Json] | None, ToolChoice]:
         """The tools as chat templates read them, and which of them may or must be called. Raises ApiError."""
         tools = template_tools(chat_tools(self.tools))

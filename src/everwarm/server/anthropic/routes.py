@@ -25,13 +25,9 @@ def router(serving: Serving) -> APIRouter:
         tenant, agent = tenant_of(request), agent_of(request) or body.everwarm.agent
         group = session_of(body.metadata.user_id) if body.metadata and not agent else ""
         options = body.options() | {"agent": agent, "tenant": tenant, "group": group, "context": serving.context}
-        if body.asks_for_grammar:
-            options["constraint"] = await unless_it_leaves(request, serving.grammars.constraint(body.asked_grammar))
-            options["after_reasoning"] = True
-        elif body.forces_call:
-            called = serving.grammars.constraint(lambda: llm.call_grammar(*body.tools_and_choice()))
-            options["constraint"] = await unless_it_leaves(request, called)
-            options["after_reasoning"] = True
+        if body.asks_for_grammar or body.tools:
+            asked = serving.grammars.options(lambda: llm.answer_grammar(body.asked_grammar(), *body.tools_and_choice()))
+            options |= await unless_it_leaves(request, asked)
         start = serving.texts.work(request, lambda: llm.start(**body.chat(), **options))
         generation = await unless_it_leaves(request, start)
 

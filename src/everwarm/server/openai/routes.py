@@ -19,6 +19,7 @@ from everwarm.server.request import Json, agent_of, check_choice, template_tools
 from everwarm.server.response import respond
 from everwarm.server.serving import Serving
 from everwarm.server.wire import Wire
+from everwarm.structured.grammar import Grammar
 from everwarm.text.tool_calls.choice import ToolChoice
 
 
@@ -59,15 +60,13 @@ def router(serving: Serving) -> APIRouter:
                 "template_variables": body.chat_template_kwargs,
             }
 
-        if body.tool_choice not in (None, "auto", "none") and not body.asks_for_grammar:
-            call = serving.grammars.constraint(lambda: serving.llm.call_grammar(*offered()))
-            options["constraint"] = await unless_it_leaves(request, call)
-            options["after_reasoning"] = True
+        def ask() -> Grammar | None:
+            return serving.llm.answer_grammar(body.asked_grammar(), *offered())
 
         def wire() -> Wire:
             return ChatWire(serving, body.n or 1, logprobs=bool(body.logprobs), usage=body.wants_usage)
 
-        return await _answer(serving, joins, request, body, options, prompt, wire)
+        return await _answer(serving, joins, request, body, options, prompt, wire, ask if body.tools else None)
 
     @api.post("/v1/completions")
     async def completions(body: CompletionRequest, request: Request) -> Response:
@@ -107,8 +106,11 @@ async def _answer(
     options: Json,
     prompt: Callable[[], Json],
     wire: Callable[[], Wire],
+    ask: Callable[[], Grammar | None] | None = None,
 ) -> Response:
-    """`prompt` makes what the model reads; that takes a while if it is long."""
+    """`prompt` makes what the model reads; that takes a while if it is long. `ask` tells what the answer must follow,
+    unless the body's own fields tell it.
+    """
     serving.check_priority(body.everwarm.priority)
     count = body.n or 1
     if count > serving.limits.most_choices:
@@ -116,9 +118,8 @@ async def _answer(
     tenant, agent = tenant_of(request), agent_of(request) or body.everwarm.agent
     group = "" if agent else body.prompt_cache_key or ""
     options = body.options() | options | {"agent": agent, "group": group, "tenant": tenant, "context": serving.context}
-    if body.asks_for_grammar:
-        options["constraint"] = await unless_it_leaves(request, serving.grammars.constraint(body.asked_grammar))
-        options["after_reasoning"] = True
+    if ask is not None or body.asks_for_grammar:
+        options |= await unless_it_leaves(request, serving.grammars.options(ask or body.asked_grammar))
     seeds = [None if body.seed is None else (body.seed + number) % 2**64 for number in range(count)]
 
     def start() -> list[Generation]:

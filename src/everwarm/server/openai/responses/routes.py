@@ -31,6 +31,7 @@ from everwarm.server.seals import Seals
 from everwarm.server.serving import Serving
 from everwarm.server.shared_answer import SharedAnswer
 from everwarm.structured.asked import response_format
+from everwarm.structured.grammar import Grammar
 from everwarm.text.reasoning import Thinking
 from everwarm.text.tool_calls.choice import ToolChoice
 
@@ -156,15 +157,14 @@ async def _create(
         )
 
     options = body.options()
-    if body.text is not None and body.text.format is not None:
-        wanted = body.text.format
-        compiled = serving.grammars.constraint(lambda: response_format(wanted, "text.format"))
-        if (constraint := await unless_it_leaves(request, compiled)) is not None:
-            options |= {"constraint": constraint, "after_reasoning": True}
-    elif body.tool_choice not in (None, "auto", "none"):
-        call = serving.grammars.constraint(lambda: serving.llm.call_grammar(*tools_and_choice()))
-        if (forced := await unless_it_leaves(request, call)) is not None:
-            options |= {"constraint": forced, "after_reasoning": True}
+    wanted = body.text.format if body.text is not None else None
+
+    def ask() -> Grammar | None:
+        asked = None if wanted is None else response_format(wanted, "text.format")
+        return serving.llm.answer_grammar(asked, *tools_and_choice())
+
+    if wanted is not None or body.tools:
+        options |= await unless_it_leaves(request, serving.grammars.options(ask))
     generation = await unless_it_leaves(request, serving.texts.work(request, start))
     speaker = Speaker(tenant, agent or "", "" if agent else body.prompt_cache_key or "")
     answer = await joins.open(request, speaker, [generation], lambda: ResponsesWire(head, ids))
