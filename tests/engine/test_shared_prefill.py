@@ -139,8 +139,11 @@ def tokens_of(generation: Generation) -> list[int] | None:
 class Waiting:
     """What is looked at of a sequence: as its turn, too."""
 
-    def __init__(self, block: object, length: int = 0, priority: int = 0, pending: int = 100) -> None:
+    def __init__(
+        self, block: object, length: int = 0, priority: int = 0, pending: int = 100, idle: bool = False
+    ) -> None:
         self.pending, self.priority, self.length, self._block = pending, priority, length, block
+        self.idle = idle
         self.turn = self.kv = self
         self.caught_up = 0
 
@@ -153,8 +156,10 @@ class Waiting:
 
 def test_of_those_that_compute_the_same_block_the_furthest_of_the_most_important_goes_on() -> None:
     near, far, important, other = Waiting("a"), Waiting("a", 32), Waiting("a", 8, priority=1), Waiting("b")
-    alone, talking = Waiting(None), Waiting("a", 90, pending=1)
-    running: list[Any] = [near, alone, far, talking, other]
-    assert without_repetition(running) == [alone, far, talking, other]
-    assert without_repetition([*running, important]) == [alone, talking, other, important]  # type: ignore[list-item]
+    alone, talking, ahead = Waiting(None), Waiting("a", 90, pending=1), Waiting("a", 80, idle=True)
+    running: list[Any] = [near, alone, far, talking, other, ahead]
+    assert without_repetition(running) == [alone, far, talking, other, ahead]
+    assert without_repetition([*running, important]) == [  # type: ignore[list-item]
+        alone, talking, other, ahead, important,
+    ]  # fmt: skip
     assert (near.caught_up, far.caught_up, talking.caught_up) == (2, 2, 0)

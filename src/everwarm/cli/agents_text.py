@@ -161,10 +161,11 @@ def print_explanation(found: "Explanation", active: Sequence[str]) -> None:
     if found.rules:
         out.print(f"Prompt rules that were applied: {', '.join(found.rules)}.", soft_wrap=True)
     if found.advice is not None:
-        rules = " and ".join(found.advice.rules)
+        rules, several = " and ".join(found.advice.rules), len(found.advice.rules) > 1
         saved = count_of(found.advice.saved_tokens, "token")
         out.print(
-            f"The prompt rule {rules} would have saved about {saved}. Switch it on with "
+            f"The prompt rule{'s' * several} {rules} would have saved about {saved}. "
+            f"Switch {'them' if several else 'it'} on with "
             f"--prompt-rules {found.setting(active)} (or EVERWARM_PROMPT_RULES, or prompt_rules in config.toml).",
             soft_wrap=True,
         )

@@ -14,7 +14,7 @@ def without_repetition(running: list[Sequence]) -> list[Sequence]:
     first: dict[object, Sequence] = {}
     for one in running:
         key: object = one
-        if one.pending > 1:
+        if one.pending > 1 and not one.idle:  # nobody waits for what is computed ahead
             one.turn.catch_up()
             key = one.turn.next_block() or one
         best = first.get(key)
