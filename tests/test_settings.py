@@ -18,7 +18,15 @@ from everwarm.settings import ServeSettings, Settings
 from tiny import Tiny
 
 LOAD, ALL = settings_of(Settings), settings_of(ServeSettings)
-TEXTS = ("off", "on", "3GiB", "7", "1", "http://localhost:3000")  # a field of any kind takes one of them, or a choice
+TEXTS = (
+    "off",
+    "on",
+    "3GiB",
+    "7",
+    "1",
+    "http://localhost:3000",
+    "{{ text }}",
+)  # a field of any kind takes one of them, or a choice
 
 
 def example(setting: Setting) -> str:
@@ -78,7 +86,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_load_takes_every_setting_as_a_keyword(
     setting: Setting, home: Path, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = example(setting)
+    text = "{{ messages }}" if setting.name == "chat_template" else example(setting)
     monkeypatch.chdir(tmp_path)
     if setting.name.endswith("_file"):
         (tmp_path / text).write_text("what it is to be read from")

@@ -133,7 +133,7 @@ class LLM:
     def __init__(self, path: Path, settings: Settings, progress: Callable[[int, int], None] | None = None) -> None:
         self.path = path
         self._closing = threading.Event()
-        self._own_template = _template_text(settings.chat_template_file)
+        self._own_template = _own_template(settings.chat_template, settings.chat_template_file)
         self._file = GGUFFile(path)
         try:
             embedding = self._file.tensors.get(tensors.EMBEDDING)
@@ -685,6 +685,20 @@ class LLM:
         for token in ids:
             if not 0 <= token < self.config.vocab_size:
                 raise RequestError(f"token {token} is not in the vocabulary of {self.config.vocab_size:,}")
+
+
+def _own_template(text: str, path: str) -> str | None:
+    """A chat template that is used instead of the model's own. Raises ConfigError."""
+    if not text:
+        return _template_text(path)
+    if path:
+        raise ConfigError("chat_template and chat_template_file: give only one of them")
+    if "{{" not in text and "{%" not in text:
+        raise ConfigError(
+            f"chat_template {text[:50]!r}: it writes no message; give the template itself (Jinja), or its file as "
+            "chat_template_file"
+        )
+    return text
 
 
 def _template_text(path: str) -> str | None:

@@ -79,6 +79,7 @@ class Settings:
         "turn", "async",
         help="when a turn counts as ended: when it is safe on disk, or at once, while it is being written",
     )  # fmt: skip
+    chat_template: str = text(default="", help="chat template (Jinja) that is used instead of the model's own")
     chat_template_file: str = text(
         default="", help="file with a chat template (Jinja) that is used instead of the model's own"
     )

@@ -409,6 +409,8 @@ def busy(server: Running) -> Iterator[None]:
 def test_a_full_queue_is_429_with_retry_after(path: Path, tmp_path: Path) -> None:
     with running(path, tmp_path, limits=Limits(most_queued=1)) as server, busy(server):
         refused = ask(server)
+        for other in ("/v1/completions", "/v1/responses", "/v1/messages", "/completion", "/responses"):
+            assert httpx.post(server.url + other, json={}).status_code == 429, other
     assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
     assert refused.json()["error"]["type"] == "rate_limit_error"
 

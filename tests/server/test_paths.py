@@ -68,6 +68,11 @@ def test_aliases_are_listed_and_the_first_is_told(model: Path, tmp_path: Path) -
 def test_another_chat_template(model: Path, tmp_path: Path) -> None:
     file = tmp_path / "template.jinja"
     file.write_text("{% for m in messages %}[{{ m['content'] }}]{% endfor %}")
+    with everwarm.load(model, chat_template=file.read_text()) as llm:
+        assert llm.encode_prompt(messages=[{"role": "user", "content": "Hi"}]) == llm.tokenize("[Hi]")
+    for both in ({"chat_template": "{{ x }}", "chat_template_file": str(file)}, {"chat_template": "chatml"}):
+        with pytest.raises(ConfigError, match="chat_template"):
+            everwarm.load(model, **both)
     with everwarm.load(model, chat_template_file=str(file)) as llm:
         segments, _ = llm.segments(messages=[{"role": "user", "content": "Hi"}])
         assert "".join(segment.text for segment in segments) == "[Hi]"
