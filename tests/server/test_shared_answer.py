@@ -11,6 +11,7 @@ from everwarm.errors import CancelledError
 from everwarm.events import End, Event, Failed, Usage
 from everwarm.kv.receipt import Receipt
 from everwarm.server import shared_answer
+from everwarm.server.serving import Limits
 from everwarm.server.shared_answer import AnswerReader, LoopQueue, SharedAnswer
 
 
@@ -94,6 +95,7 @@ class Work:
         self.cancelled = 0
         self.queue: LoopQueue | None = None
         self.receipt = None
+        self.limits = Limits()
 
     def run(self, generation: "Work", queue: LoopQueue) -> None:
         self.begun.append(generation)
@@ -198,3 +200,32 @@ async def test_a_long_answer_forgets_what_all_have_read_and_is_not_joined() -> N
     await arrive(serving, event(most + 1))
     assert len(answer.items(answer._forgotten)) < 3
     assert (tokens(quick), tokens(slow)) == ([most, most + 1], [most + 1])
+
+
+def test_several_prompts_have_their_choices_one_after_the_other() -> None:
+    """Two prompts with two choices each: the second choice of a prompt begins with the first token of the first."""
+
+    async def read() -> list[int]:
+        work = Work()
+        generations: Any = [Work() for _ in range(4)]
+        answer = SharedAnswer(work, generations, lambda: None, prompts=2)  # type: ignore[arg-type, return-value]
+        reader = answer.read()
+        answer.begin()
+        begun = [generations.index(one) for one in work.begun]
+        assert (begun, answer.has_several_prompts) == ([0, 2], True)
+        assert work.queue is not None
+        work.queue.put(event(1, choice=2))
+        await reader.wait()
+        for choice in (2, 3, 0):
+            work.queue.put(event(1, choice=choice))
+            work.queue.put(end(choice))
+        while not answer.over and len(work.begun) < 4:
+            await asyncio.sleep(0)
+        assert not answer.over
+        work.queue.put(end(1))
+        while not answer.over:
+            await asyncio.sleep(0)
+        reader.close()
+        return [generations.index(one) for one in work.begun]
+
+    assert asyncio.run(asyncio.wait_for(read(), 60)) == [0, 2, 3, 1]
