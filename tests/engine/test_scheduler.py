@@ -6,6 +6,7 @@ from typing import Any, cast
 
 from everwarm.engine.scheduler import (
     FEW_ROWS,
+    FIRST_ROWS,
     IDLE_S,
     LEAST_ALONE,
     LEAST_ROWS,
@@ -47,7 +48,7 @@ def learned(row_s: float) -> Scheduler:
 
 
 def test_a_step_of_prefill_alone_takes_a_quarter_of_a_second() -> None:
-    for row_s, rows in ((1e-4, MOST_ROWS), (1e-3, 192), (1e-2, LEAST_ALONE), (1.0, LEAST_ALONE)):
+    for row_s, rows in ((1e-4, MOST_ROWS), (1e-3, 192), (5e-3, 48), (1e-2, LEAST_ALONE), (1.0, LEAST_ALONE)):
         one = Waiting(16_000)
         assert chosen(learned(row_s), one) == [(one, rows)]
 
@@ -55,12 +56,12 @@ def test_a_step_of_prefill_alone_takes_a_quarter_of_a_second() -> None:
 def test_beside_someone_who_decodes_it_is_shorter() -> None:
     for row_s, rows in ((1e-4, MOST_ROWS), (1e-3, 112), (1e-2, LEAST_ROWS)):
         talking, one = Waiting(1), Waiting(16_000)
-        assert chosen(learned(row_s), talking, one) == [(talking, 1), (one, rows)]
+        assert chosen(learned(row_s), talking, one) == [(talking, 1), (one, rows - 1)], "together, whole tiles"
 
 
 def test_the_first_step_of_all_is_small() -> None:
     one = Waiting(16_000)
-    assert chosen(Scheduler(), one) == [(one, 4 * LEAST_ROWS)]
+    assert chosen(Scheduler(), one) == [(one, FIRST_ROWS)]
 
 
 def test_a_prompt_that_is_nearly_done_goes_first_and_the_long_one_goes_on() -> None:

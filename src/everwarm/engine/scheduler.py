@@ -20,15 +20,21 @@ MOST_ROWS = 512
 ALONE_S = 0.25
 """Of a step in which nobody but those who prefill waits. A chunk this long runs at full speed on all but the largest
 models; a newcomer hardly notices."""
-LEAST_ALONE = 64
-"""Rows of such a step, however long they take: fewer would compute a large model much more slowly. All such steps are a
-multiple of it: what kernels and blocks of KV leave over at the end of a chunk costs up to 3 %."""
+LEAST_ALONE = 32
+"""Rows of such a step, however long they take: a large model computes fewer hardly sooner."""
+FULL_ROWS = 64
+"""Longer steps are a multiple of it: what kernels and blocks of KV leave over at the end of a chunk costs up to 3 %."""
 
 STEP_S = 0.115
 """Of a step in which someone decodes. A person reads on without noticing; a chunk this long runs near full speed."""
-LEAST_ROWS = 32
+LEAST_ROWS = 16
 TILE_ROWS = 8
 """What the kernels compute at a time: fewer take as long."""
+
+FIRST_ROWS = 128
+"""Of the first step, while nothing is known."""
+MEASURED_ROWS = 16
+"""A step with fewer says little about the time of a row."""
 
 IDLE_S = 0.05
 """Of a step that is computed ahead, while nobody waits for anything; a single row may take longer."""
@@ -89,6 +95,7 @@ class Scheduler:
         waiting = [one for one in ready if one.pending > 1]
         nearly = [one for one in waiting if one.pending <= FEW_ROWS]
         left = self._rows(someone_waits=bool(batch) or (len(nearly) < len(waiting) and bool(nearly)))
+        left -= sum(part.rows for part in batch) % TILE_ROWS  # a tile that is begun takes as long as a whole one
         # At most half of a step for those who are nearly done: a stream of them can't starve the others.
         first = max(left // 2, FEW_ROWS) if len(nearly) < len(waiting) else left
         for one in nearly:
@@ -112,16 +119,15 @@ class Scheduler:
                 self._idle_rows = min(self._most_rows, 2 * self._idle_rows)
             return
         rows = sum(part.rows for part in batch if part.kind is Kind.PREFILL)
-        if rows >= LEAST_ROWS:
+        if rows >= MEASURED_ROWS:
             each = seconds / rows
             self._row_s = each if self._row_s is None else 0.5 * self._row_s + 0.5 * each
 
     def _rows(self, *, someone_waits: bool) -> int:
         """Rows of prefill in a step. `someone_waits` for a token: the step has to be short."""
-        least, tile, seconds = LEAST_ALONE, LEAST_ALONE, self._alone_s
-        if someone_waits:
-            least, tile, seconds = LEAST_ROWS, TILE_ROWS, self._step_s
+        least, seconds = (LEAST_ROWS, self._step_s) if someone_waits else (LEAST_ALONE, self._alone_s)
         if self._row_s is None:
-            return min(self._most_rows, 4 * LEAST_ROWS)
-        rows = int(seconds / self._row_s) // tile * tile
-        return max(least, min(self._most_rows, rows))
+            return min(self._most_rows, FIRST_ROWS)
+        rows = int(seconds / self._row_s)
+        tile = TILE_ROWS if someone_waits or rows < FULL_ROWS else FULL_ROWS
+        return max(least, min(self._most_rows, rows // tile * tile))
