@@ -176,8 +176,7 @@ def _next_ids(runtime: Runtime, store: AgentStore, job: Job) -> list[int] | None
         return None
     tokenizer = runtime.tokenizer
     answers = answers_by_digest(agent, history)
-    ends = frozenset(map(tokenizer.token_text, tokenizer.eog_ids))
-    runs = replay(wanted_runs(*prompt), ends, lambda digest: answers.get(digest, ()), job.reader).runs
+    runs = replay(wanted_runs(*prompt), tokenizer.end_texts, lambda digest: answers.get(digest, ()), job.reader).runs
     ids = tokenise(tokenizer, runs, history.runs, history.ids).ids
     fits = len(ids) < runtime.model.config.context
     return ids if fits and len(ids) - _common(ids, history.ids) >= LEAST_TOKENS else None

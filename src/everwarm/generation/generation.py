@@ -262,8 +262,7 @@ class Generation:
             return wanted
         if has_odd_calls(request.messages or ()):
             return wanted
-        ends = frozenset(map(tokenizer.token_text, tokenizer.eog_ids))
-        found = replay(wanted, ends, turn.answers_behind, request.reader)
+        found = replay(wanted, tokenizer.end_texts, turn.answers_behind, request.reader)
         turn.receipt.replayed_answers = found.respelt
         if turn.agent is None and found.last is not None:
             if request.keep:

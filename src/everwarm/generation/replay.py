@@ -18,6 +18,7 @@ from typing import Any
 from everwarm.events import Answer
 from everwarm.kv.manifest import TextDigest
 from everwarm.kv.turn import Answered
+from everwarm.text.history import wanted_runs
 from everwarm.text.output_parser import OutputParser
 from everwarm.types import Run, Segment
 
@@ -56,7 +57,10 @@ def replay(
             out += runs[at:]
             break
         for answered in find(digest.name):
-            said, lead = _spelt(answered, ends)
+            past = _spelt(answered, ends)
+            if past is None:
+                continue
+            said, lead = past
             here = _behind(runs[at:end], lead)
             if here is None or _length(here) > MOST_LONGER * (_length(said) + MOST_LONGER):
                 continue
@@ -69,7 +73,7 @@ def replay(
         else:
             spelt = [runs[at]]
             end = at + 1
-        for run in _merged(spelt):
+        for run in wanted_runs(spelt, add_bos=False):
             out.append(run)
             digest.add(run)
         at = end
@@ -130,9 +134,9 @@ def _length(runs: Sequence[Segment]) -> int:
     return sum(len(run.text) for run in runs)
 
 
-def _spelt(answered: Answered, ends: frozenset[str]) -> tuple[list[Segment], str]:
+def _spelt(answered: Answered, ends: frozenset[str]) -> tuple[list[Segment], str] | None:
     """A past answer as it was sampled, without the token that ended it; and what the prompt wrote before it, behind its
-    last control token.
+    last control token. None if the history does not have it at that place.
     """
     runs, place = answered.history.runs, answered.place
     said: list[Segment] = []
@@ -143,7 +147,7 @@ def _spelt(answered: Answered, ends: frozenset[str]) -> tuple[list[Segment], str
     if not place.lead:
         return said, ""
     if not said or said[0].special:
-        return [], "\0"  # not as it was written: matches nothing
+        return None
     lead, text = said[0].text[: place.lead], said[0].text[place.lead :]
     return [*([Segment(text)] if text else []), *said[1:]], lead
 
@@ -181,13 +185,3 @@ def _meaning(runs: Sequence[Segment], parser: OutputParser) -> Meaning | None:
 
 def _texts(runs: Sequence[Spelt]) -> list[tuple[str, bool]]:
     return [(run.text, run.special) for run in runs]
-
-
-def _merged(runs: Iterable[Segment]) -> list[Segment]:
-    out: list[Segment] = []
-    for run in runs:
-        if out and not run.special and not out[-1].special:
-            out[-1] = Segment(out[-1].text + run.text)
-        else:
-            out.append(run)
-    return out

@@ -177,6 +177,11 @@ class Tokenizer:
             piece = self._bytes[id_] = self._piece_bytes(text, kind)
         return piece
 
+    @property
+    def end_texts(self) -> frozenset[str]:
+        """The names of the tokens that end an answer."""
+        return frozenset(map(self.token_text, self.eog_ids))
+
     def token_text(self, id_: int) -> str:
         """The token as it stands in the vocabulary, for inspection."""
         if not 0 <= id_ < self.vocab_size:
