@@ -8,7 +8,7 @@ NATIVE := CMakeLists.txt $(wildcard src/native/*)
 PARALLEL := --numprocesses logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 CXX_FILES := $(wildcard src/native/*.cpp src/native/*.h tests/native/*.cpp)
 
-.PHONY: clients docs demo test soak soak-store fuzz torture test-models wheel test-wheel sanitize serve check bench peers format clean help
+.PHONY: clients docs demo test soak soak-store fuzz torture test-models wheel test-wheel sanitize serve check bench peers oracles format clean help
 
 help:
 	@echo "make demo    install, pull a small model; two agents talk, the server is killed, both return"
@@ -25,6 +25,7 @@ help:
 	@echo "make bench   measure, on this machine"
 	@echo "make clients  install the agent programs of docs/clients.md into .clients, each with a home of its own"
 	@echo "make peers   second environment with llama.cpp and transformers, to compare with"
+	@echo "make oracles  tiny models of every architecture and what these two compute on them (CASES='gemma2 phi3' for some)"
 
 demo: $(INSTALLED)
 	@$(BIN)/everwarm pull smollm2 >/dev/null
@@ -117,6 +118,12 @@ $(INSTALLED): pyproject.toml $(NATIVE)
 	CMAKE_ARGS="-DGGML_NATIVE=ON" $(PEERS)/python -m pip install --quiet --disable-pip-version-check --requirement $<
 	benchmarks/build_llama_cpp.sh
 	@touch $@
+
+# LLAMA_CPP may name the source of llama.cpp, whose converter is used; else it is fetched, without building anything.
+LLAMA_CPP ?= .venv-peers/llama.cpp
+oracles: .venv-peers/installed
+	@test -d $(LLAMA_CPP)/conversion || tests/golden/oracles/fetch_converter.sh $(PEERS)/python $(LLAMA_CPP)
+	LLAMA_CPP=$(LLAMA_CPP) $(PEERS)/python tests/golden/oracles/make.py $(CASES)
 
 clients:
 	scripts/clients.sh .clients

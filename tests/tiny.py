@@ -161,7 +161,10 @@ def _add_metadata(writer: gguf.GGUFWriter, tiny: Tiny) -> None:
             case list():
                 writer.add_array(full, value)
     count = tiny.tokens or len(tiny.vocab)
-    tokens = [*tiny.vocab, *(f"extra{i}" for i in range(count))][:count]
+    add_vocabulary(writer, [*tiny.vocab, *(f"extra{i}" for i in range(count))][:count], tiny.template)
+
+
+def add_vocabulary(writer: gguf.GGUFWriter, tokens: list[str], template: str | None) -> None:
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(tokens)
@@ -170,8 +173,8 @@ def _add_metadata(writer: gguf.GGUFWriter, tiny: Tiny) -> None:
     writer.add_bos_token_id(256)
     writer.add_eos_token_id(258)
     writer.add_add_bos_token(False)
-    if tiny.template is not None:
-        writer.add_chat_template(tiny.template)
+    if template is not None:
+        writer.add_chat_template(template)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,6 @@
+"""All golden cases."""
+
+from golden.oracles import dense
+from golden.oracles.case import Case
+
+CASES: tuple[Case, ...] = dense.CASES

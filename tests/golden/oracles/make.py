@@ -1,0 +1,153 @@
+"""Make the golden cases: a tiny model of each architecture, and what transformers and llama.cpp compute on it.
+
+    make oracles                      all of them
+    make oracles CASES='gemma2 phi3'  some
+
+Runs in the environment of `make peers`. For each case it checks that the two programs agree, and that every mistake
+that the case names changes the logits; what it has found is in `data/report.json`.
+"""
+
+import json
+import lzma
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from golden.oracles.case import FOLDER, SHAPE, TOKENS, Case  # isort: skip
+from golden.oracles.cases import CASES  # isort: skip
+from golden.oracles.convert import convert  # isort: skip  # puts the right gguf package first
+from golden.oracles.levels import fill  # isort: skip
+
+import llama_cpp
+import numpy as np
+import torch
+import transformers
+
+REPORT = FOLDER / "data" / "report.json"
+LEAST_CHANGE = 0.02
+"""What a mistake must change in some logit, relative to their spread."""
+MOST_DIFFERENCE = 2e-3
+"""Between the two programs, relative to the spread of the logits."""
+
+
+def main(names: list[str]) -> None:
+    unknown = set(names) - {case.name for case in CASES}
+    if unknown:
+        sys.exit(f"no such case: {', '.join(sorted(unknown))}")
+    report = json.loads(REPORT.read_text()) if REPORT.exists() else {}
+    failed = []
+    for case in CASES:
+        if names and case.name not in names:
+            continue
+        try:
+            report[case.name] = make(case)
+        except Exception as error:  # the others are made all the same
+            failed.append(case.name)
+            print(f"{case.name} FAILED: {type(error).__name__}: {error}", flush=True)
+            continue
+        print(f"{case.name}: {json.dumps(report[case.name])}", flush=True)
+        known = {case.name: report[case.name] for case in CASES if case.name in report}
+        REPORT.write_text(json.dumps(known, indent=1) + "\n")
+    if failed:
+        sys.exit(f"{len(failed)} of the cases can't be made: {', '.join(failed)}")
+
+
+def make(case: Case) -> dict[str, Any]:
+    """Write the files of a case; returns what is to be said about it."""
+    model = build(case, {})
+    tokens = case.tokens()
+    logits = run(model, tokens)
+    spread = float(logits.std())
+    changes = {
+        mistake: float(np.abs(run(build(case, change), tokens) - logits).max() / spread)
+        for mistake, change in case.mistakes.items()
+    }
+    hidden = [mistake for mistake, change in changes.items() if change < LEAST_CHANGE]
+    golden = {
+        "tokens": np.asarray(tokens, np.uint16),
+        "logits": logits[:: case.step, TOKENS],
+        "logsumexp": logsumexp(logits),
+        "std": np.float32(spread),
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "tiny.gguf"
+        model.save_pretrained(Path(folder) / "model")
+        convert(Path(folder) / "model", path)
+        data = path.read_bytes()
+        peer = None if case.no_llama_cpp else run_llama_cpp(path, tokens)
+    difference = None
+    if peer is not None:
+        difference = float(np.abs(peer - logits).max() / spread)
+        top = np.partition(peer, -2, axis=-1)[:, -2:]
+        golden["llama_cpp_best"] = peer.argmax(-1).astype(np.uint16)
+        golden["llama_cpp_margin"] = (top[:, 1] - top[:, 0]).astype(np.float16)
+    said = {
+        "gguf_bytes": len(data),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "std": round(spread, 3),
+        "difference": difference,
+        "mistakes": {mistake: round(change, 3) for mistake, change in changes.items()},
+    }
+    if hidden:
+        raise ValueError(f"these would not be seen: {', '.join(hidden)}: {said}")
+    if difference is not None and not difference <= MOST_DIFFERENCE:
+        raise ValueError(f"transformers and llama.cpp differ by {difference:.2g}: {said}")
+    case.gguf.parent.mkdir(exist_ok=True)
+    words = {"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "lc": 0, "lp": 2, "pb": 2}
+    case.gguf.write_bytes(lzma.compress(data, filters=[words]))
+    np.savez_compressed(case.golden, **golden)
+    return said | {"compressed_bytes": case.gguf.stat().st_size, "golden_bytes": case.golden.stat().st_size}
+
+
+def build(case: Case, change: Mapping[str, Any]) -> Any:
+    """The model in transformers, with our weights."""
+    kind = getattr(transformers, case.model)
+    fields = SHAPE | dict(case.config) | dict(change)
+    config = kind.config_class(**{name: value for name, value in fields.items() if value is not ...})
+    config._attn_implementation = "eager"
+    torch.manual_seed(0)
+    model = kind(config).float().eval()
+    with torch.no_grad():
+        for name, tensor in [*model.named_parameters(), *learned_buffers(model)]:
+            values = fill(name, tuple(tensor.shape), case.weights, add_one=case.norms_add_one, seed=case.seed)
+            tensor.copy_(torch.from_numpy(values))
+    return model
+
+
+def learned_buffers(model: Any) -> list[tuple[str, Any]]:
+    """Buffers that are saved with the model."""
+    saved = model.state_dict().keys()
+    return [(name, buffer) for name, buffer in model.named_buffers() if name in saved]
+
+
+def run(model: Any, tokens: list[int]) -> np.ndarray:
+    with torch.no_grad():
+        logits: np.ndarray = model(torch.tensor([tokens]), use_cache=False).logits[0].float().numpy()
+    return logits
+
+
+def run_llama_cpp(path: Path, tokens: list[int]) -> np.ndarray:
+    """Every step in f32, keys and values included."""
+    whole = -(-len(tokens) // 256) * 256
+    peer = llama_cpp.Llama(
+        str(path), n_ctx=whole, n_batch=whole, n_ubatch=512, logits_all=True, flash_attn=False, swa_full=True,
+        type_k=llama_cpp.GGML_TYPE_F32, type_v=llama_cpp.GGML_TYPE_F32, n_threads=1, verbose=False,
+    )  # fmt: skip
+    peer.eval(tokens)
+    scores = np.array(peer.scores[: len(tokens)])
+    peer.close()
+    return scores
+
+
+def logsumexp(logits: np.ndarray) -> np.ndarray:
+    wide = logits.astype(np.float64)
+    top = wide.max(-1)
+    return (top + np.log(np.exp(wide - top[:, None]).sum(-1))).astype(np.float32)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

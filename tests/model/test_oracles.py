@@ -1,0 +1,167 @@
+"""Every architecture against two independent programs, and against itself.
+
+The golden files (`tests/golden/oracles`) hold tiny models and what transformers and llama.cpp compute on them. Here:
+the reference backend is as near as f32 allows, the native one as near as activations of 8 bits allow, and on the native
+one nothing changes a bit: chunks, decoding, a batch, a cache, a restart, a small weight budget.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import everwarm
+from everwarm.errors import ModelError
+from everwarm.model.architectures import ARCHITECTURES
+from golden.oracles.case import TOKENS, Case
+from golden.oracles.cases import CASES
+from golden.oracles.quantise import as_q4_1
+from kv.test_exact_histories import Talk, seen, words  # noqa: F401  # a fixture
+from model.test_exactness import logits, native, together
+from model.test_transformer import logits as all_logits
+from model.test_transformer import opened
+
+NOT_YET = {
+    "gemma2", "gemma3", "gemma3-linear", "granite", "phi3", "phi3-short", "phi3-partial", "phi3-window", "smollm3",
+    "mistral3", "glm4", "olmo2", "olmo2-window",
+}  # fmt: skip
+"""Cases that can't be opened yet. Whoever adds an architecture takes its cases off this list."""
+
+F32_ERROR = 2e-3
+"""Of the reference backend, relative to the spread of the logits. Usually 1e-5: both compute in f32."""
+CACHE_ERROR = 0.03
+"""Of the native backend on matrices in f32: its keys and values are f16, and each layer amplifies that."""
+PACKED_ERROR = 0.3
+"""Of the native backend on packed matrices, whose activations have 8 bits; the median over positions."""
+MOST_FLIPPED = 0.1
+"""Of positions, with experts: a near-tie in a router that goes the other way changes that position and what sees it."""
+CHUNKS = (1, 17, 64)
+
+RUN = [case for case in CASES if case.name not in NOT_YET]
+
+
+def test_every_architecture_has_a_case() -> None:
+    assert set(ARCHITECTURES) <= {case.name.partition("-")[0] for case in CASES}
+
+
+def test_every_case_has_its_files_and_no_file_is_left_over() -> None:
+    files = {path for case in CASES for path in (case.gguf, case.golden)}
+    assert {path for path in CASES[0].gguf.parent.iterdir() if path.suffix != ".json"} == files
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.name in NOT_YET], ids=lambda case: case.name)
+def test_a_case_that_is_not_supported_yet_is_refused(case: Case, tmp_path: Path) -> None:
+    """If this fails because it can be opened: take the case off `NOT_YET`, so that its logits are compared."""
+    with pytest.raises(ModelError):
+        opened(case.unpack(tmp_path))
+
+
+def test_the_list_of_cases_that_are_not_supported_yet_names_only_cases() -> None:
+    assert {case.name for case in CASES} >= NOT_YET
+
+
+class Opened:
+    """A case, unpacked, with its golden values."""
+
+    def __init__(self, case: Case, folder: Path) -> None:
+        self.case = case
+        self.path = case.unpack(folder)
+        self.packed = as_q4_1(self.path, folder / f"{case.name}-q4_1.gguf")
+        self.golden = dict(np.load(case.golden))
+        self.tokens: list[int] = self.golden["tokens"].tolist()
+
+    def errors(self, found: np.ndarray) -> np.ndarray:
+        """At each position that was recorded, the greatest difference from transformers, relative to the spread."""
+        apart = np.abs(found[:: self.case.step, TOKENS] - self.golden["logits"]).max(-1)
+        sums = np.abs(logsumexp(found) - self.golden["logsumexp"])[:: self.case.step]
+        return np.asarray(np.maximum(apart, sums) / self.golden["std"])
+
+
+@pytest.fixture(params=RUN, ids=lambda case: case.name, scope="module")
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Opened:
+    return Opened(request.param, tmp_path_factory.mktemp("oracles"))
+
+
+def logsumexp(rows: np.ndarray) -> np.ndarray:
+    wide = rows.astype(np.float64)
+    top = wide.max(-1)
+    return np.asarray(top + np.log(np.exp(wide - top[:, None]).sum(-1)))
+
+
+def test_the_reference_backend_computes_what_transformers_does(case: Opened) -> None:
+    found = all_logits(opened(case.path), case.tokens)
+    assert case.errors(found).max() < F32_ERROR
+    every = np.abs(logsumexp(found) - case.golden["logsumexp"]) / case.golden["std"]
+    assert every.max() < F32_ERROR
+
+
+def test_the_reference_backend_chooses_the_token_that_llama_cpp_does(case: Opened) -> None:
+    if case.case.no_llama_cpp:
+        pytest.skip(case.case.no_llama_cpp)
+    clear = case.golden["llama_cpp_margin"] > 2 * F32_ERROR * case.golden["std"]
+    assert clear.mean() > 0.9
+    best = all_logits(opened(case.path), case.tokens).argmax(-1)
+    assert (best == case.golden["llama_cpp_best"])[clear].all()
+
+
+def test_the_native_backend_is_as_near_as_its_cache_allows(case: Opened) -> None:
+    errors = case.errors(all_logits(native(case.path, threads=1), case.tokens))
+    flipped = (errors > CACHE_ERROR).mean()
+    assert flipped <= (MOST_FLIPPED if case.case.experts else 0), f"{flipped:.0%} of positions: {errors.max():.3f}"
+
+
+def test_the_native_backend_is_as_near_as_its_activations_allow(case: Opened) -> None:
+    errors = case.errors(all_logits(native(case.packed, threads=1), case.tokens))
+    assert np.median(errors) < PACKED_ERROR
+
+
+def test_chunks_of_a_prompt_change_no_bit(case: Opened) -> None:
+    tokens = case.tokens[:200]
+    for path in (case.path, case.packed):
+        model = native(path)
+        expected = logits(model, tokens)
+        for chunk in CHUNKS:  # 1: as while decoding
+            assert (logits(model, tokens, chunk) == expected).all()
+
+
+def test_others_in_the_batch_change_no_bit(case: Opened) -> None:
+    model = native(case.packed)
+    prompts = [case.tokens[:length] for length in (1, 40, 65, 130)]
+    alone = [logits(model, prompt) for prompt in prompts]
+    for chunk in (1, 19):
+        assert all((a == b).all() for a, b in zip(together(model, prompts, chunk), alone, strict=True))
+
+
+@pytest.fixture
+def talk(case: Opened, home: Path, seen: list[np.ndarray]) -> Iterator[Talk]:  # noqa: F811
+    talk = Talk(case.packed, {}, seen)
+    talk.open()
+    yield talk
+    talk.close()
+
+
+def test_a_cache_changes_no_bit(talk: Talk) -> None:
+    """Each turn is compared with one that looks nothing up and keeps nothing."""
+    talk.turn("alice", {"tokens": words(1, 150)})
+    known = talk.history("alice")
+    assert talk.turn("alice", {"tokens": known + words(2, 20)}).tier == "hot"
+    talk.llm.agents.evict("alice")
+    assert talk.turn("alice", {"tokens": talk.history("alice") + words(3, 20)}).tier == "warm"
+    talk.restart()
+    assert talk.turn("alice", {"tokens": talk.history("alice") + words(4, 20)}).tier == "warm"
+    talk.llm.agents.fork("alice", "copy")
+    middle = [*talk.history("copy")[:113], *words(5, 30)]
+    assert talk.turn("copy", {"tokens": middle}).cached_tokens > 0
+
+
+def test_a_weight_budget_of_a_quarter_changes_no_bit(case: Opened, home: Path) -> None:
+    prompt = case.tokens[:80]
+    options = {"max_tokens": 5, "temperature": 0.0, "ignore_eos": True, "cache": False}
+    with everwarm.load(case.packed, threads=1) as whole:
+        expected = whole.logits(prompt).view(np.uint32)
+        said = whole.generate(tokens=prompt, **options).tokens
+    with everwarm.load(case.packed, threads=1, weight_budget="25%") as quarter:
+        assert not quarter.weights.mapped
+        assert quarter.generate(tokens=prompt, **options).tokens == said
+        assert (quarter.logits(prompt).view(np.uint32) == expected).all()
