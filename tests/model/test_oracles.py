@@ -8,8 +8,10 @@ one nothing changes a bit: chunks, decoding, a batch, a cache, a restart, a smal
 from collections.abc import Iterator
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
+from gguf.quants import dequantize
 
 import everwarm
 from everwarm.errors import ModelError
@@ -24,7 +26,12 @@ from model.test_transformer import opened
 
 NOT_YET = {
     "gemma2", "gemma3", "gemma3-linear", "granite", "phi3", "phi3-short", "phi3-partial", "phi3-window", "smollm3",
-    "mistral3", "glm4", "olmo2", "olmo2-window",
+    "mistral3", "glm4", "olmo2", "olmo2-window", "llama-experts", "qwen2moe", "qwen3moe", "granitemoe",
+    "granitemoe-shared", "glm4moe", "glm4moe-plain", "glm4moe-mtp", "gpt-oss", "gpt-oss-mxfp4", "deepseek2",
+    "deepseek2-lite", "deepseek2-groups", "deepseek2-v3", "deepseek2-plain", "deepseek2-glm", "gemma4",
+    "gemma4-shared", "gemma4-experts", "qwen3next", "qwen35", "qwen35-mtp", "qwen35-long", "qwen35moe", "lfm2",
+    "lfm2moe", "granitehybrid", "granitehybrid-experts", "falcon-h1", "falcon-h1-norm", "mamba2", "mamba2-groups",
+    "mamba2-long", "nemotron_h", "nemotron_h_moe", "nemotron_h_moe-latent",
 }  # fmt: skip
 """Cases that can't be opened yet. Whoever adds an architecture takes its cases off this list."""
 
@@ -61,6 +68,17 @@ def test_the_list_of_cases_that_are_not_supported_yet_names_only_cases() -> None
     assert {case.name for case in CASES} >= NOT_YET
 
 
+@pytest.mark.parametrize("name", ["llama-experts", "gpt-oss-mxfp4", "deepseek2", "falcon-h1"])
+def test_a_packed_case_has_the_same_values(name: str, tmp_path: Path) -> None:
+    (case,) = [case for case in CASES if case.name == name]
+    before = gguf.GGUFReader(path := case.unpack(tmp_path)).tensors
+    after = gguf.GGUFReader(as_q4_1(path, tmp_path / "packed.gguf")).tensors
+    assert sum(tensor.tensor_type.name == "Q4_1" for tensor in after) > len(after) / 4
+    for old, new in zip(before, after, strict=True):
+        values, packed = (dequantize(tensor.data, tensor.tensor_type) for tensor in (old, new))
+        np.testing.assert_allclose(packed, values, atol=1e-3 * np.abs(values).max(), err_msg=old.name)
+
+
 class Opened:
     """A case, unpacked, with its golden values."""
 
@@ -74,8 +92,12 @@ class Opened:
     def errors(self, found: np.ndarray) -> np.ndarray:
         """At each position that was recorded, the greatest difference from transformers, relative to the spread."""
         apart = np.abs(found[:: self.case.step, TOKENS] - self.golden["logits"]).max(-1)
-        sums = np.abs(logsumexp(found) - self.golden["logsumexp"])[:: self.case.step]
-        return np.asarray(np.maximum(apart, sums) / self.golden["std"])
+        return np.asarray(apart / self.golden["std"])
+
+    def sum_errors(self, found: np.ndarray) -> np.ndarray:
+        """The same of log-sum-exp, which covers all tokens, at more positions."""
+        sums = logsumexp(found[:: self.case.fine_step])
+        return np.asarray(np.abs(sums - self.golden["logsumexp"]) / self.golden["std"])
 
 
 @pytest.fixture(params=RUN, ids=lambda case: case.name, scope="module")
@@ -92,16 +114,16 @@ def logsumexp(rows: np.ndarray) -> np.ndarray:
 def test_the_reference_backend_computes_what_transformers_does(case: Opened) -> None:
     found = all_logits(opened(case.path), case.tokens)
     assert case.errors(found).max() < F32_ERROR
-    every = np.abs(logsumexp(found) - case.golden["logsumexp"]) / case.golden["std"]
-    assert every.max() < F32_ERROR
+    assert case.sum_errors(found).max() < F32_ERROR
 
 
 def test_the_reference_backend_chooses_the_token_that_llama_cpp_does(case: Opened) -> None:
     if case.case.no_llama_cpp:
         pytest.skip(case.case.no_llama_cpp)
-    clear = case.golden["llama_cpp_margin"] > 2 * F32_ERROR * case.golden["std"]
+    unclear = 2 * (F32_ERROR + case.golden["llama_cpp_difference"]) * case.golden["std"]
+    clear = case.golden["llama_cpp_margin"] > unclear
     assert clear.mean() > 0.9
-    best = all_logits(opened(case.path), case.tokens).argmax(-1)
+    best = all_logits(opened(case.path), case.tokens)[:: case.case.fine_step].argmax(-1)
     assert (best == case.golden["llama_cpp_best"])[clear].all()
 
 

@@ -22,7 +22,7 @@ TOKENS = slice(0, VOCAB, 5)
 
 @dataclass(frozen=True)
 class Case:
-    """One tiny model. `config` is what differs from `SHAPE` and from the defaults of the class."""
+    """One tiny model. `config` is what differs from `SHAPE` and from the class's defaults; `...` is the default."""
 
     name: str  # the architecture in GGUF, with a variant after a dash
     model: str  # the class in transformers
@@ -36,8 +36,28 @@ class Case:
     mistakes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Changes to the config with which the logits must be clearly different: else the case would not show them."""
     experts: bool = False
+    mxfp4: bool = False  # the experts are in MXFP4
+    mtp: tuple[str, str, tuple[str, str, str, str]] | None = None
+    """Names in a block that predicts a second token: its layer, what is around it, and there the projection and three
+    norms. transformers leaves it out; a file may have it.
+    """
+    saved: Mapping[str, Any] = field(default_factory=dict)
+    """What llama.cpp's converter must find in config.json; `...` takes a field away."""
+    norm_groups: int = 1
+    """Of the gated norm of Mamba 2: transformers norms the whole width, llama.cpp and the original each group."""
     no_llama_cpp: str = ""  # why the logits of llama.cpp are not recorded
     context: int | None = None  # the context that the model has to be opened with, if not the one in the file
+
+    @property
+    def architecture(self) -> str:
+        """In GGUF."""
+        with_dash = [name for name in ("gpt-oss", "falcon-h1") if self.name.startswith(name)]
+        return with_dash[0] if with_dash else self.name.partition("-")[0]
+
+    @property
+    def fine_step(self) -> int:
+        """What takes one number for a position is kept at more of them."""
+        return self.step // STEP
 
     @property
     def gguf(self) -> Path:

@@ -25,14 +25,14 @@ from tiny import CHATML, Tiny, add_vocabulary
 logging.disable(logging.WARNING)
 
 
-def convert(folder: Path, target: Path) -> None:
+def convert(folder: Path, target: Path, *, mtp: bool) -> None:
     """Matrices stay in f32, unless the folder has them in MXFP4."""
     tokens = Tiny().vocab
     assert len(tokens) == VOCAB
     (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": tokens}, "added_tokens": []}))
     with torch.inference_mode():
         converter = get_model_class(get_model_architecture(ModelBase.load_hparams(folder, False), ModelType.TEXT))
-        converter.no_mtp = True
+        converter.no_mtp = not mtp
         model = converter(
             folder, gguf.LlamaFileType.ALL_F32, target, model_name="tiny"
         )  # by a name llama.cpp knows some models
