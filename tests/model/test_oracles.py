@@ -37,12 +37,12 @@ NOT_YET = {
 
 F32_ERROR = 2e-3
 """Of the reference backend, relative to the spread of the logits. Usually 1e-5: both compute in f32."""
-CACHE_ERROR = 0.03
-"""Of the native backend on matrices in f32: its keys and values are f16, and each layer amplifies that."""
-PACKED_ERROR = 0.3
-"""Of the native backend on packed matrices, whose activations have 8 bits; the median over positions."""
-MOST_FLIPPED = 0.1
-"""Of positions, with experts: a near-tie in a router that goes the other way changes that position and what sees it."""
+MOST_OF_CACHE, MOST_OF_8_BITS = 4.0, 2.0
+"""How many times the error of transformers the native backend may have, where transformers rounds as well: keys and
+values to f16 (matrices in f32), and in addition the inputs of matrices to 8 bits (packed matrices). Each random model
+amplifies that by a factor of its own, which the golden files have. Medians over positions: with experts, a near-tie in
+a router may go the other way at a few.
+"""
 CHUNKS = (1, 17, 64)
 
 RUN = [case for case in CASES if case.name not in NOT_YET]
@@ -129,13 +129,12 @@ def test_the_reference_backend_chooses_the_token_that_llama_cpp_does(case: Opene
 
 def test_the_native_backend_is_as_near_as_its_cache_allows(case: Opened) -> None:
     errors = case.errors(all_logits(native(case.path, threads=1), case.tokens))
-    flipped = (errors > CACHE_ERROR).mean()
-    assert flipped <= (MOST_FLIPPED if case.case.experts else 0), f"{flipped:.0%} of positions: {errors.max():.3f}"
+    assert np.median(errors) < MOST_OF_CACHE * np.median(case.golden["error_of_f16_cache"]) + F32_ERROR
 
 
 def test_the_native_backend_is_as_near_as_its_activations_allow(case: Opened) -> None:
     errors = case.errors(all_logits(native(case.packed, threads=1), case.tokens))
-    assert np.median(errors) < PACKED_ERROR
+    assert np.median(errors) < MOST_OF_8_BITS * np.median(case.golden["error_of_8_bits"])
 
 
 def test_chunks_of_a_prompt_change_no_bit(case: Opened) -> None:

@@ -23,6 +23,7 @@ from golden.oracles.case import FOLDER, SHAPE, STEP, TOKENS, Case  # isort: skip
 from golden.oracles.cases import CASES  # isort: skip
 from golden.oracles.convert import convert  # isort: skip  # puts the right gguf package first
 from golden.oracles.levels import fill  # isort: skip
+from golden.oracles.rounding import f16_cache, inputs_of_8_bits  # isort: skip
 
 from golden.oracles.mtp import add_mtp  # isort: skip
 from golden.oracles.mxfp4 import pack_experts  # isort: skip
@@ -86,6 +87,12 @@ def make(case: Case) -> dict[str, Any]:
         "logsumexp": logsumexp(logits)[:: case.fine_step],
         "std": np.float32(spread),
     }
+    if case.experts:
+        golden["routes"] = routes(model, tokens)
+    with f16_cache(model):
+        golden["error_of_f16_cache"] = errors(case, run(model, tokens), logits)
+        with inputs_of_8_bits():
+            golden["error_of_8_bits"] = errors(case, run(model, tokens), logits)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "tiny.gguf"
         save(case, model, Path(folder) / "model")
@@ -108,6 +115,8 @@ def make(case: Case) -> dict[str, Any]:
         "std": round(spread, 3),
         "difference": difference,
         **({} if with_table is None else {"difference_with_its_gelu": with_table}),
+        "error_of_f16_cache": round(float(np.median(golden["error_of_f16_cache"])), 5),
+        "error_of_8_bits": round(float(np.median(golden["error_of_8_bits"])), 4),
         "mistakes": {mistake: round(change, 3) for mistake, change in changes.items()},
     }
     if architecture != case.architecture:
@@ -130,6 +139,7 @@ def build(case: Case, change: Mapping[str, Any]) -> Any:
     fields = SHAPE | dict(case.config) | dict(change)
     config = kind.config_class(**{name: value for name, value in fields.items() if value is not ...})
     config._attn_implementation = "eager"
+    config._experts_implementation = "eager"
     torch.manual_seed(0)
     model = kind(config).float().eval()
     with torch.no_grad():
@@ -193,6 +203,29 @@ def run(model: Any, tokens: list[int]) -> np.ndarray:
     return logits
 
 
+def routes(model: Any, tokens: list[int]) -> np.ndarray:
+    """The experts that each token is sent to, in ascending order: (layers with experts, tokens, experts of a token)."""
+    found: list[np.ndarray] = []
+
+    def note(part: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        (chosen,) = [
+            value
+            for value in (*given, *named.values())
+            if isinstance(value, torch.Tensor) and value.dtype == torch.long and value.dim() == 2
+        ]
+        found.append(np.sort(chosen.numpy(), axis=-1).astype(np.uint8))
+
+    hooks = [
+        part.register_forward_pre_hook(note, with_kwargs=True)
+        for name, part in model.named_modules()
+        if name.endswith(".experts")
+    ]
+    run(model, tokens)
+    for hook in hooks:
+        hook.remove()
+    return np.array(found)
+
+
 def use_gelu_table(model: Any) -> bool:
     """Let a model compute GELU as llama.cpp does: it looks it up in a table of f16. False if the model has none."""
     found = [part for part in model.modules() if type(part).__name__ == "GELUTanh"]
@@ -215,6 +248,12 @@ def run_llama_cpp(path: Path, tokens: list[int]) -> np.ndarray:
     scores = np.array(peer.scores[: len(tokens)])
     peer.close()
     return scores
+
+
+def errors(case: Case, found: np.ndarray, logits: np.ndarray) -> np.ndarray:
+    """At each position that is recorded, the greatest difference, relative to the spread."""
+    apart = np.abs(found - logits)[:: case.step, TOKENS].max(-1)
+    return np.asarray(apart / logits.std(), np.float32)
 
 
 def logsumexp(logits: np.ndarray) -> np.ndarray:
