@@ -26,7 +26,8 @@ from model.test_transformer import opened
 
 NOT_YET = {
     "gemma2", "gemma3", "gemma3-linear", "granite", "phi3", "phi3-short", "phi3-partial", "phi3-window", "smollm3",
-    "mistral3", "glm4", "olmo2", "olmo2-window", "llama-experts", "qwen2moe", "qwen3moe", "granitemoe",
+    "mistral3", "mistral3-plain", "glm4", "olmo2", "olmo2-window", "olmo2-yarn",
+    "llama-experts", "qwen2moe", "qwen3moe", "granitemoe",
     "granitemoe-shared", "glm4moe", "glm4moe-plain", "glm4moe-mtp", "gpt-oss", "gpt-oss-mxfp4", "deepseek2",
     "deepseek2-lite", "deepseek2-groups", "deepseek2-v3", "deepseek2-plain", "deepseek2-glm", "gemma4",
     "gemma4-shared", "gemma4-experts", "qwen3next", "qwen35", "qwen35-mtp", "qwen35-long", "qwen35moe", "lfm2",
@@ -43,6 +44,8 @@ values to f16 (matrices in f32), and in addition the inputs of matrices to 8 bit
 amplifies that by a factor of its own, which the golden files have. Medians over positions: with experts, a near-tie in
 a router may go the other way at a few.
 """
+MOST_FLIPPED = 0.1
+"""Of positions that are far off, beside twice as many as in transformers: there, experts are others."""
 CHUNKS = (1, 17, 64)
 
 RUN = [case for case in CASES if case.name not in NOT_YET]
@@ -134,7 +137,10 @@ def test_the_native_backend_is_as_near_as_its_cache_allows(case: Opened) -> None
 
 def test_the_native_backend_is_as_near_as_its_activations_allow(case: Opened) -> None:
     errors = case.errors(all_logits(native(case.packed, threads=1), case.tokens))
-    assert np.median(errors) < MOST_OF_8_BITS * np.median(case.golden["error_of_8_bits"])
+    expected = case.golden["error_of_8_bits"]
+    assert np.median(errors) < MOST_OF_8_BITS * np.median(expected)
+    flipped, others = ((found > 4 * np.median(expected)).mean() for found in (errors, expected))
+    assert flipped <= 2 * others + MOST_FLIPPED, f"{flipped:.0%} of positions, {others:.0%} in transformers"
 
 
 def test_chunks_of_a_prompt_change_no_bit(case: Opened) -> None:

@@ -180,6 +180,12 @@ CASES = (
         },
     ),
     Case(
+        "mistral3-plain",
+        "MistralForCausalLM",
+        rope(1000000.0) | {"sliding_window": None, "tie_word_embeddings": True},
+        saved={"architectures": ["Mistral3ForConditionalGeneration"]},
+    ),
+    Case(
         "glm4",
         "Glm4ForCausalLM",
         rope(partial_rotary_factor=0.5) | {"attention_bias": True},
@@ -189,7 +195,13 @@ CASES = (
     Case(
         "olmo2-window",
         "Olmo3ForCausalLM",
-        rope(500000.0) | {"head_dim": ..., "hidden_size": 128, "sliding_window": 24},
+        two_ropes({}, 500000.0, 500000.0) | {"head_dim": ..., "hidden_size": 128, "sliding_window": 24},
         mistakes={"window of one more": {"sliding_window": 25}},
+    ),
+    Case(
+        "olmo2-yarn",
+        "Olmo3ForCausalLM",
+        {"head_dim": ..., "hidden_size": 128, "sliding_window": 24, **two_ropes(YARN, 10000.0)},
+        mistakes={"no yarn": two_ropes({}, 10000.0, 10000.0), "window of one more": {"sliding_window": 25}},
     ),
 )

@@ -26,7 +26,11 @@ GPT_OSS = {
     "sliding_window": 24,
     "layer_types": ["sliding_attention", "full_attention"] * 2,
 }
-GPT_OSS_WEIGHTS = {r"experts\.(gate_up|down)_proj$": (-3 / 16, -1 / 16, 1 / 16, 3 / 16), r"_proj_bias$": BIAS}
+GPT_OSS_WEIGHTS = {
+    r"experts\.gate_up_proj$": (-3 / 8, -1 / 8, 1 / 8, 3 / 8),  # so much that some are beyond 7, where they are cut
+    r"experts\.down_proj$": (-3 / 32, -1 / 32, 1 / 32, 3 / 32),
+    r"_proj_bias$": BIAS,
+}
 GPT_OSS_YARN = YARN | {"rope_theta": 150000.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
 EVEN_YARN = GPT_OSS_YARN | {"rope_theta": 224478.4309, "original_max_position_embeddings": 201}
 """llama.cpp rounds the borders between pairs that are kept and pairs that are stretched to whole pairs; gpt-oss does
@@ -142,6 +146,8 @@ CASES = (
         experts=True,
         mistakes={
             "window of one more": {"sliding_window": 25},
+            "nothing is cut": {"swiglu_limit": 1000.0},
+            "plain SiLU": {"swiglu_alpha": 1.0},
             "no yarn": rope(150000.0),
             "layers swapped": {"layer_types": ["full_attention", "sliding_attention"] * 2},
             "another expert": {"num_experts_per_tok": 4},
