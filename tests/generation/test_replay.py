@@ -229,6 +229,28 @@ def test_a_conversation_that_is_taken_back_keeps_the_tokens_of_its_beginning(llm
     assert history(llm, receipt)[: len(first)] == first
 
 
+BARE = (
+    "{% for m in messages %}{{ '<|im_start|>' + (m['content'] or '') + '<|im_end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>' }}{% endif %}"
+)
+"""Its prompts end with a control token: an answer of nothing leaves no text between that and its end token."""
+
+
+@pytest.mark.parametrize("who", WHO)
+def test_an_answer_of_nothing_is_read_past(tmp_path: Path, home: Path, who: str) -> None:
+    """By the next request, and by what is computed ahead, which ends before the model can be closed."""
+    Tiny(context=2048, template=BARE).write(tmp_path / "tiny.gguf")
+    nothing: Any = {"role": "assistant", "content": ""}
+    with everwarm.load(tmp_path / "tiny.gguf") as llm:
+        said(llm, ASKED, "", **WHO[who])
+        said(llm, [*ASKED, nothing, {"role": "user", "content": "So?"}], "", **WHO[who])
+        messages = [*ASKED, nothing, {"role": "user", "content": "And?"}]
+        _, receipt, _ = said(llm, messages, "Nothing.", **WHO[who])
+        assert receipt.replayed_answers == 0
+        spelt = llm.detokenize(history(llm, receipt), special=True)
+        assert spelt.endswith("<|im_start|><|im_end|><|im_start|>And?<|im_end|><|im_start|>Nothing.<|im_end|>")
+
+
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
