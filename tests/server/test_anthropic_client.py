@@ -255,6 +255,9 @@ def test_what_has_no_effect_is_named(client: Anthropic) -> None:
         extra_body={"mcp_servers": [{"url": "x"}], "context_management": {"edits": []}},
     )  # fmt: skip
     assert raw.headers["x-everwarm-ignored"] == "mcp_servers, tools of type web_search_20250305"
+    odd: Any = [{"type": ["a"], "name": "x"}, {"type": ["a"], "name": "y"}]
+    raw = client.messages.with_raw_response.create(model="tiny", messages=HI, max_tokens=4, tools=odd)
+    assert raw.headers["x-everwarm-ignored"] == "tools of type ['a']"
 
 
 def test_an_answer_that_was_begun_is_continued(client: Anthropic, server: Running) -> None:
@@ -303,6 +306,18 @@ def test_a_user_id_names_a_group_that_never_waits(client: Anthropic, server: Run
         (
             {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t9"}]}]},
             "no tool_use block",
+        ),
+        (
+            {
+                "messages": [
+                    {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "n", "input": {}}]},
+                    {
+                        "role": "user",
+                        "content": [{"type": "tool_result", "tool_use_id": "t", "content": [{"type": []}]}],
+                    },
+                ]
+            },
+            "messages.1.content.0.content.0",
         ),
         ({"thinking": {"type": "sometimes"}}, "thinking"),
         ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "budget_tokens"),

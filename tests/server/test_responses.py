@@ -279,6 +279,8 @@ def test_items_of_a_session_become_messages(server: Running, client: OpenAI) -> 
     [
         ({"input": [{"role": "nobody", "content": "x"}]}, "input.0.role"),
         ({"input": [{"role": "user", "content": 3}]}, "input.0.content"),
+        ({"input": [{"role": "user", "content": [{"type": ["input_text"]}]}]}, "input.0.content.0"),
+        ({"input": [{"role": "user", "type": {"a": 1}}]}, "input.0.type"),
         ({"input": [{"type": "function_call", "name": "add"}]}, "input.0.call_id"),
         ({"input": [{"type": "function_call_output", "output": "x"}]}, "input.0.call_id"),
         ({"input": "x", "tools": [{"type": "function"}]}, "tools.0.name"),

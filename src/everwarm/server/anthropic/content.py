@@ -156,7 +156,7 @@ def readable(content: object) -> object:
 
 def _readable(block: Json) -> Json:
     kind = block.get("type")
-    if kind not in _OMITTED:
+    if not isinstance(kind, str) or kind not in _OMITTED:
         return block
     source = block.get("source")
     title = f"{block['title'][:200]}:\n" if isinstance(block.get("title"), str) else ""

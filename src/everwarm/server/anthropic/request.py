@@ -57,9 +57,9 @@ class CountRequest(BaseModel):
     def ignored(self) -> list[str]:
         """What has no effect here and is not expected to: unknown fields, tools that Anthropic's servers carry out."""
         extra = sorted(name for name, value in (self.model_extra or {}).items() if value is not None)
-        kinds = [tool.get("type") for tool in self.tools or () if tool.get("type") not in (None, "custom")]
+        kinds = [str(tool["type"])[:50] for tool in self.tools or () if tool.get("type") not in (None, "custom")]
         fields = [name for name in extra if name not in IGNORED]
-        return [*fields, *(f"tools of type {str(kind)[:50]}" for kind in dict.fromkeys(kinds))]
+        return [*fields, *(f"tools of type {kind}" for kind in dict.fromkeys(kinds))]
 
     @property
     def marks_cache(self) -> bool:

@@ -48,6 +48,8 @@ def messages_of(items: str | list[Json], seals: Seals | None = None) -> Messages
 
 def _add(found: Messages, item: Json, where: str) -> None:
     kind = item.get("type") or "message"
+    if not isinstance(kind, str):
+        raise ApiError(400, f"{where}.type: expected a text, found {type(kind).__name__}")
     if kind == "message":
         _add_message(found, item, where)
     elif kind in _CALLS:
@@ -59,7 +61,7 @@ def _add(found: Messages, item: Json, where: str) -> None:
     elif kind == "reasoning":
         _add_reasoning(found, item, where)
     else:
-        found.omit(str(kind)[:50])
+        found.omit(kind[:50])
 
 
 def _add_message(found: Messages, item: Json, where: str) -> None:
@@ -133,7 +135,7 @@ def _parts(found: Messages, content: list[Any], where: str) -> Iterator[str]:
             yield part["text"]
         elif kind == "refusal" and isinstance(part.get("refusal"), str):
             yield part["refusal"]
-        elif kind in OMITTED:
+        elif isinstance(kind, str) and kind in OMITTED:
             found.omit(kind)
             yield f"[{OMITTED[kind]} left out: this model reads text only]"
         else:
