@@ -355,6 +355,21 @@ def test_halves_of_characters_never_get_out(name: str, answer: str) -> None:
     assert "".join(part.text for part in content if isinstance(part, Text | ToolCallArguments)).encode()
 
 
+ODD_SCHEMAS: tuple[Any, ...] = (
+    {"type": 5}, {"type": {"a": 1}}, {"type": [[], 5]}, {"anyOf": 5}, {"oneOf": {"a": 1}}, {"anyOf": [5, {"type": 5}]},
+    {"enum": 5}, 5, [], "string", None,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_schemas_that_are_none_end_no_generation(name: str) -> None:
+    """They are the client's, and nobody has checked them where no grammar is made of them."""
+    for odd in ODD_SCHEMAS:
+        for tools in ({"add": {"properties": dict.fromkeys("asl", odd)}}, {"add": {"properties": odd}}):
+            found = calls(read(parser(name, tools), [ANSWERS[name]]))
+            assert found[0][1]["l"] == ARGUMENTS["l"]
+
+
 # Ids ------------------------------------------------------------------------------------------------------------------
 
 

@@ -25,13 +25,14 @@ def only_text(schema: Any) -> bool:
 
 
 def kinds(schema: Any) -> set[str]:
-    """The types that a schema allows, as far as it says; none if it says nothing."""
+    """The types that a schema allows, as far as it says; none if it says nothing, or nothing that makes sense."""
     if not isinstance(schema, Mapping):
         return set()
     type_ = schema.get("type")
-    found = {type_} if isinstance(type_, str) else {kind for kind in type_ or () if isinstance(kind, str)}
+    found = {kind for kind in (type_ if isinstance(type_, list) else [type_]) if isinstance(kind, str)}
     for name in ("anyOf", "oneOf"):
-        for other in schema.get(name) or ():
+        others = schema.get(name)
+        for other in others if isinstance(others, list) else ():
             found |= kinds(other)
     if not found and isinstance(schema.get("enum"), list) and all(isinstance(one, str) for one in schema["enum"]):
         found = {"string"}
