@@ -76,6 +76,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a reference to nothing": ({"$ref": "#/$defs/none"}, "schema"),
     "a reference to the network": ({"$ref": "http://127.0.0.1:1/x.json"}, "only references inside"),
     "a reference to a file": ({"$ref": "file:///etc/passwd"}, "only references inside"),
+    "allOf that is no list": ({"allOf": 5, "not": {"type": "string"}}, "schema"),
     "properties that are a list": ({"properties": [1]}, "schema"),
     "a pattern that is no text": ({"pattern": 5}, "schema"),
     "back reference": ({"pattern": r"(a)\1"}, "schema"),

@@ -148,7 +148,8 @@ def _as_it_is(schema: Any) -> Any:
 def _also(schema: Schema, other: Any) -> None:
     """Another schema must hold, too."""
     if other is not True and other != {}:
-        schema["allOf"] = [*schema.get("allOf", []), other]
+        known = schema.get("allOf", [])
+        schema["allOf"] = [*(known if isinstance(known, list) else [known]), other]
 
 
 def _without_own_address(schema: Schema) -> Schema:
