@@ -142,6 +142,8 @@ PINNED = [0.5744863976557276, 0.3184875416932659]
         ("temperature", -0.1),
         ("temperature", float("nan")),
         ("temperature", float("inf")),
+        ("temperature", 10**400),
+        ("top_k", 10**400),
         ("top_k", -1),
         ("top_p", 0.0),
         ("top_p", 1.1),
@@ -153,6 +155,7 @@ PINNED = [0.5744863976557276, 0.3184875416932659]
         ("seed", 2**64),
         ("top_logprobs", -1),
         ("logit_bias", {0: float("nan")}),
+        ("logit_bias", {0: -(10**400)}),
     ],
 )
 def test_impossible_values_are_refused_by_name(field: str, value: object) -> None:

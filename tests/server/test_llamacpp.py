@@ -134,6 +134,7 @@ def test_only_the_fields_that_were_asked_for(server: Running) -> None:
         {"prompt": "a", "grammar": "root ::= ("}, {"prompt": "a " * 600},
         {"prompt": "a", "logit_bias": [[10**30, 1]]}, {"prompt": "a", "logit_bias": [[-5, 1]]}, {"prompt": [2**70]},
         {"prompt": "a", "response_fields": "content"},
+        {"prompt": "a", "logit_bias": [[97, 10**400]]}, {"prompt": "a", "logit_bias": {"97": -(10**400)}},
         {"prompt": [[[1]]]}, {"prompt": [[1, None]]}, {"prompt": "a", "logit_bias": [["a", 1e300]]},
     ],
 )  # fmt: skip

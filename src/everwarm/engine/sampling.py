@@ -54,7 +54,8 @@ class Sampling:
         if not isinstance(self.logit_bias, Mapping):
             raise RequestError("logit_bias: expected token ids and what is added to their logits")
         for token, bias in self.logit_bias.items():
-            if not isinstance(token, int) or not _is_number(bias) or not -math.inf <= bias <= LARGEST_BIAS:
+            is_bias = _is_number(bias) and (bias == -math.inf or (bias <= LARGEST_BIAS and _is_finite(bias)))
+            if not isinstance(token, int) or not is_bias:
                 raise RequestError(
                     f"logit_bias {token!r}: {bias!r}: must be a token id and a number up to {LARGEST_BIAS:.0e}, "
                     "-inf to forbid the token"
@@ -80,6 +81,13 @@ def file_sampling(metadata: Mapping[str, object]) -> dict[str, Any]:
     return found
 
 
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond all others that can be computed with
+        return False
+
+
 def _is_number(value: object) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
@@ -87,7 +95,7 @@ def _is_number(value: object) -> bool:
 def _check(name: str, value: float, low: float, high: float, hint: str, *, exclusive: bool = False) -> None:
     if not _is_number(value):
         raise RequestError(f"{name} {value!r}: must be a number ({hint})")
-    inside = (low < value if exclusive else low <= value) and value <= high and not math.isinf(value)
+    inside = (low < value if exclusive else low <= value) and value <= high and _is_finite(value)
     if not inside:  # NaN fails every comparison, so it lands here too
         relation = "more than" if exclusive else "at least"
         limits = " and ".join(

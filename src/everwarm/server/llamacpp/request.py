@@ -51,7 +51,7 @@ class LlamaCompletionRequest(GenerationRequest):
             bias = FORBIDDEN if bias is False else bias
             if isinstance(bias, bool) or not isinstance(bias, int | float):
                 raise ApiError(400, f"logit_bias: expected a number or false for {str(token)[:50]!r}")
-            found |= dict.fromkeys(_tokens(llm, token), float(bias))
+            found |= dict.fromkeys(_tokens(llm, token), bias)
         return found
 
     def _biases(self) -> dict[int, float]:
