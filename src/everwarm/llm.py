@@ -380,14 +380,18 @@ class LLM:
         tool_choice: ToolChoice | None = None,
         thinking: Thinking | None = None,
         template_variables: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
         context: int | None = None,
     ) -> tuple[list[Segment], bool]:
         """What is to be tokenised, and whether BOS goes before it. Raises ContextError as soon as it is certain that
-        its tokens don't fit into `context`.
+        its tokens don't fit into `context`. Without `add_generation_prompt` messages don't end with the beginning of an
+        answer.
         """
         if messages is not None:
             shown = None if tool_choice is not None and tool_choice.mode == "none" else tools
-            segments, add_bos = self._chat_segments(messages, shown, thinking, template_variables, context)
+            segments, add_bos = self._chat_segments(
+                messages, shown, thinking, template_variables, context, add_generation_prompt
+            )
         else:
             segments, add_bos = self._raw_segments(prompt, special)
         if context is not None and sum(len(segment.text) for segment in segments) >= LONG_TEXT:
@@ -400,13 +404,17 @@ class LLM:
         tools: Sequence[Mapping[str, Any]] | None,
         thinking: Thinking | None,
         variables: Mapping[str, Any] | None,
-        context: int | None,
+        context: int | None = None,
+        add_generation_prompt: bool = True,
     ) -> tuple[list[Segment], bool]:
         watch = None
         if context is not None:
             watch = partial(self._check_length, context=context, unsettled=LONGEST_NAME)
         messages = prompt_rules.apply(messages, self.settings.prompt_rules).messages
-        segments = self.chat.render(messages, tools=tools, thinking=thinking, variables=variables, watch=watch)
+        segments = self.chat.render(
+            messages, tools=tools, thinking=thinking, variables=variables,
+            add_generation_prompt=add_generation_prompt, watch=watch,
+        )  # fmt: skip
         opens_with_bos = (
             bool(segments)
             and segments[0].special
@@ -425,7 +433,7 @@ class LLM:
         """How the prompt of the next turn begins, whatever is said then; None if that can't be told."""
         try:
             made = [
-                self._chat_segments(conversation, tools, thinking, variables, None)
+                self._chat_segments(conversation, tools, thinking, variables)
                 for conversation in next_conversations(messages, answer)
             ]
         except EverwarmError:

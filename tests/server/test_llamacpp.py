@@ -188,6 +188,22 @@ def test_the_prompt_that_chat_would_make(server: Running) -> None:
     assert post(server, "/chat/completions/input_tokens", messages=messages)["input_tokens"] == counted
 
 
+def test_a_prompt_without_the_beginning_of_an_answer_is_made_in_the_same_way(server: Running) -> None:
+    function = {"name": "look", "arguments": '{"a": "\\ud800"}'}
+    calls = [{"id": "1", "type": "function", "function": function}]
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": None, "tool_calls": calls}]
+    whole = {"messages": messages, "tools": [{"type": "function", "function": {"name": "look"}}]}
+    for more in ({}, {"tool_choice": "none"}, {"chat_template_kwargs": {"self": 1}}):
+        prompt = post(server, "/apply-template", **whole, **more)["prompt"]
+        begun = post(server, "/apply-template", **whole, **more, add_generation_prompt=False)["prompt"]
+        assert prompt == begun + "<|im_start|>assistant\n"
+        assert ("look: " in prompt) == ("tool_choice" not in more)
+    for name in ("messages", "tools", "watch"):
+        refused = post(server, "/apply-template", 400, **whole, add_generation_prompt=False,
+                       chat_template_kwargs={name: 1})  # fmt: skip
+        assert name in refused["error"]["message"]
+
+
 def test_a_message_is_continued_or_an_answer_begun(server: Running) -> None:
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Well"}]
     options = {"max_tokens": 4, "temperature": 0}

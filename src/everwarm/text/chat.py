@@ -82,6 +82,7 @@ class ChatTemplate:
 
     def render(
         self,
+        /,  # a variable may have its name
         messages: Sequence[Mapping[str, object]],
         *,
         tools: Sequence[object] | None = None,

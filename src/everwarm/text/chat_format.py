@@ -64,20 +64,23 @@ class ChatFormat:
         tools: Sequence[Tool] | None = None,
         thinking: Thinking | None = None,
         variables: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
         watch: Watch | None = None,
     ) -> list[Segment]:
         """The prompt. `variables` are the client's own, for the template; they win. If the last message is the
-        assistant's, the prompt ends inside it: the answer continues it.
+        assistant's, the prompt ends inside it: the answer continues it. Without `add_generation_prompt` it ends behind
+        the last message.
         """
         if wrong := _RESERVED.intersection(variables or ()):
             raise RequestError(f"chat_template_kwargs: {', '.join(sorted(wrong))} can't be set here; use its own field")
-        known = {**(thinking or Thinking()).variables(), **(variables or {})}
+        known: dict[str, Any] = {**(thinking or Thinking()).variables(), **(variables or {})}
+        known |= {"add_generation_prompt": add_generation_prompt}
         if tools or any(message.get("tool_calls") or message.get("role") == "tool" for message in messages):
             support = self.template.tool_support()
             messages = with_tools_in_text(messages, tools or (), support, self.tool_format)
             if not support.lists_tools:
                 tools = None
-        begun = _begun(messages)
+        begun = _begun(messages) if add_generation_prompt else None
         if begun is None:
             return self.template.render(messages, tools=tools, watch=watch, **known)
         return [*self.template.render(messages[:-1], tools=tools, watch=watch, **known), Segment(begun)]

@@ -85,13 +85,8 @@ def router(serving: Serving) -> APIRouter:
         """What the model would read."""
 
         def prompt() -> str:
-            asked = body.chat()
-            if body.add_generation_prompt is False:
-                variables = asked["thinking"].variables() | (asked["template_variables"] or {})
-                tools = asked["tools"]
-                segments = llm.template.render(asked["messages"], tools=tools, add_generation_prompt=False, **variables)
-            else:
-                segments, _ = llm.segments(**asked)
+            begins = body.add_generation_prompt is not False
+            segments, _ = llm.segments(**body.chat(), add_generation_prompt=begins)
             return "".join(segment.text for segment in segments)
 
         return {"prompt": await unless_it_leaves(request, serving.texts.work(request, prompt))}

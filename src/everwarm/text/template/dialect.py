@@ -14,6 +14,7 @@ Invariant: content that a template understands is passed as it is; arguments are
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -43,6 +44,7 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")
 """Names under which clients send reasoning; templates read the first or the second."""
 
 
+_HALF = re.compile("[\ud800-\udfff]")
 _LONG_ID = "call_0123456789abcdef"
 _SHORT_ID = "call00001"
 
@@ -209,9 +211,13 @@ def _joined(parts: list[Any], where: str) -> str:
 
 
 def _parsed(arguments: str) -> Any:
-    """What a model wrote as arguments need not be JSON, or may be nested too deep; then the template gets the text."""
+    """What a model wrote as arguments need not be JSON, or may be nested too deep; then the template gets the text.
+    Escapes may spell halves of characters, which are no text: tokenizers read U+FFFD there, and so do templates.
+    """
     try:
         value = json.loads(arguments)
+        if "\\u" in arguments:
+            value = json.loads(_HALF.sub("\ufffd", json.dumps(value, ensure_ascii=False)))
     except (ValueError, RecursionError):
         return arguments
     return value if isinstance(value, dict) and not _too_deep(value) else arguments
