@@ -116,6 +116,32 @@ def test_a_custom_tool_gets_free_text(server: Running, client: OpenAI, monkeypat
     assert kinds.count("response.custom_tool_call_input.done") == 1
 
 
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ('{"input": "a\\ud800b"}', "a\ufffdb"),  # half a character could not be sent
+        ('{"input": ' + "[" * 1200, '{"input": ' + "[" * 1200),
+        ('{"input": 5}', '{"input": 5}'),
+    ],
+)
+def test_whatever_a_custom_tool_is_given_is_told_and_kept(
+    server: Running, client: OpenAI, monkeypatch: pytest.MonkeyPatch, arguments: str, expected: str
+) -> None:
+    llm = server.llm
+    ids = [*llm.tokenize(f"<call>patch {arguments}</call>"), 258]
+    monkeypatch.setattr(
+        llm, "start", partial(llm.start, constraint=partial(Says, ids, llm.config.vocab_size), parser=TagParser)
+    )
+    tool: Any = {"type": "custom", "name": "patch", "description": "Applies a patch."}
+    whole = client.responses.create(model="tiny", input="Hi", tools=[tool])
+    with client.responses.stream(model="tiny", input="Hi", tools=[tool]) as stream:
+        assert [event.type for event in stream][-1] == "response.completed"
+        streamed = stream.get_final_response()
+    for response in (whole, streamed, client.responses.retrieve(streamed.id)):
+        (call,) = response.output
+        assert call.input == expected  # type: ignore[union-attr]
+
+
 def test_reasoning_comes_back_sealed(speaking: Running, client: OpenAI) -> None:
     include: Any = ["reasoning.encrypted_content"]
     first = client.responses.create(model="tiny", input="Hi", max_output_tokens=200, store=False, include=include)

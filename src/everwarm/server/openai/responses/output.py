@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from everwarm.events import Answer, FinishReason, Reasoning, ToolCall, Usage
 from everwarm.server.request import Json
 from everwarm.server.seals import Seals
+from everwarm.text.tool_calls.json_reader import well_formed
 
 
 def new_id() -> str:
@@ -55,9 +56,10 @@ def free_text(arguments: str) -> str:
     """What a tool that takes free text is given: the model was told to put it into one field."""
     try:
         value = json.loads(arguments)
-    except ValueError:
+    except (ValueError, RecursionError):
         return arguments
-    return value["input"] if isinstance(value, dict) and isinstance(value.get("input"), str) else arguments
+    given = value.get("input") if isinstance(value, dict) else None
+    return well_formed(given) if isinstance(given, str) else arguments
 
 
 def output_items(ids: ItemIds, answer: Answer, *, cut_off: bool) -> list[Json]:
