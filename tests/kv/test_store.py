@@ -289,6 +289,9 @@ def test_a_point_of_a_history_never_changes_and_others_go_on_from_it(tmp_path: P
     found = store.history(store.find("left"))
     assert (found.ids, found.record) == ([*HISTORY, 1], {"number": len(HISTORY) + 1})
     assert (store.find("left").final, store.find("left").anonymous, store.agents.by_text) == (True, True, {})
+    store.fork("left", "copy")  # an agent like any other
+    assert (store.find("copy").final, store.history(store.find("copy")).record) == (False, None)
+    assert talk(store, "copy", [*HISTORY, 1, 7]).cached_tokens == len(HISTORY) + 1
     store.delete("first")
     assert point("later", [*HISTORY, 1, 5], parent="left").cached_tokens == len(HISTORY) + 1
     store.close()

@@ -228,7 +228,7 @@ class AgentStore:
         return warm_up(self.histories, self.restorer, self.find(name, tenant))
 
     def fork(self, name: str, new: str, tenant: str = "") -> None:
-        """Another agent with the same history. Costs one manifest."""
+        """Another agent with the same history, which may go on from it. Costs one manifest."""
         check_name(new, "agent")
         with self._turn_of(self.find(name, tenant)) as agent:
             now = self.histories.clock()
@@ -241,6 +241,8 @@ class AgentStore:
                 anonymous=False,
                 group="",
                 pinned=False,
+                final=False,
+                record=None,
             )
             copy = self.agents.claim_new(new, agent.tenant, "remove it first")  # nobody talks as it before it is whole
             try:
