@@ -170,6 +170,21 @@ async def test_only_the_last_reader_that_leaves_cancels() -> None:
 
 
 @in_loop
+async def test_an_answer_that_was_cancelled_is_not_joined() -> None:
+    """Its generation may take a moment to end. Who asks meanwhile has cancelled nothing."""
+    serving, generation = Work(), Work()
+    answer = shared(serving, [generation])
+    reader = answer.read()
+    answer.begin()
+    await arrive(serving, event(1))
+    assert answer.can_be_joined
+    answer.cancel()
+    assert (generation.cancelled, answer.over, answer.can_be_joined) == (1, False, False)
+    await arrive(serving, Failed(CancelledError("cancelled")))
+    assert (tokens(reader), answer.over) == ([1, "Failed"], True)
+
+
+@in_loop
 async def test_other_choices_begin_with_the_first_token_and_a_failure_ends_all() -> None:
     serving, generations = Work(), [Work(), Work(), Work()]
     answer = shared(serving, generations)

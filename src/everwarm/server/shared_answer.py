@@ -74,6 +74,7 @@ class SharedAnswer:
         self._waiting = deque(range(0, len(generations), self._of_a_prompt))  # choices that can begin
         self._answered: set[int] = set()  # first choices that have said something
         self.begun = self.over = False  # over: nothing more will come
+        self._cancelled = False
 
     @property
     def choices(self) -> int:
@@ -101,7 +102,8 @@ class SharedAnswer:
 
     @property
     def can_be_joined(self) -> bool:
-        return self.begun and not self.over and len(self._items) + self._forgotten <= MOST_KEPT
+        goes_on = self.begun and not self.over and not self._cancelled
+        return goes_on and len(self._items) + self._forgotten <= MOST_KEPT
 
     def begin(self) -> None:
         """Have the first choice of each prompt computed, unless that is being done."""
@@ -121,6 +123,7 @@ class SharedAnswer:
 
     def cancel(self) -> None:
         """End it before its time; whoever reads it is told."""
+        self._cancelled = True
         self._waiting.clear()
         for generation in self._running.values():
             generation.cancel()
