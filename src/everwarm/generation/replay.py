@@ -11,6 +11,7 @@ Reasoning that the client or the template has left out makes another meaning, so
 """
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -90,7 +91,7 @@ def canonical(arguments: str) -> str | None:
     different things.
     """
     try:
-        value = json.loads(arguments, object_pairs_hook=_unique, parse_constant=_refuse)
+        value = json.loads(arguments, object_pairs_hook=_unique, parse_float=_finite, parse_constant=_refuse)
         return json.dumps(value, sort_keys=True)
     except _OddError:
         return None
@@ -114,6 +115,13 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     if len(found) < len(pairs):
         raise _OddError("a key comes twice")
     return found
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):  # as any other that is too large
+        raise _OddError(f"{text[:20]} is too large")
+    return number
 
 
 def _refuse(name: str) -> object:
