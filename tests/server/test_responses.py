@@ -175,6 +175,21 @@ def test_a_response_is_continued_without_computing_it_again(client: OpenAI) -> N
     assert receipt(third)["cached_tokens"] >= second.usage.input_tokens + 5
 
 
+def test_an_answer_that_the_client_had_begun_is_one_message_of_the_history(server: Running, client: OpenAI) -> None:
+    """The model has seen one answer, and sees it so when the response is continued."""
+    items: Any = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Well, "}]
+    first = ask(client, items)
+    store = server.llm.agents
+    messages = store.history(store.find(first.id)).messages or ()
+    assert [(one["role"], one["content"]) for one in messages] == [
+        ("user", "Hello"),
+        ("assistant", "Well, " + first.output_text),
+    ]
+    second = ask(client, "And?", previous_response_id=first.id)
+    assert receipt(second)["match"] == "extended"
+    assert receipt(second)["cached_tokens"] >= first.usage.total_tokens - 1
+
+
 def test_two_continuations_fork_and_the_point_stays(client: OpenAI) -> None:
     first = ask(client, "A fork in the road. " * 10)
     before = client.responses.retrieve(first.id)

@@ -28,6 +28,7 @@ from everwarm.kv.manifest import answer_places, text_digests
 from everwarm.kv.receipt import Cause, Receipt, Why
 from everwarm.kv.store import AgentStore
 from everwarm.kv.turn import Alone, Turn
+from everwarm.text.chat_format import with_answer
 from everwarm.text.history import Prompt, answer_runs, goes_on, tokenise, wanted_runs
 from everwarm.types import AnswerPlace, Run, Segment
 from everwarm.waiting import Cancellation
@@ -212,7 +213,7 @@ class Generation:
         runs = prompt.runs or (Run(tokenizer.decode(prompt.ids, special=True), False, len(prompt.ids)),)
         spelt = answer_runs(tokenizer, output.tokens, continuing=self._continues(prompt.ids))
         record = None if point is None else point.record(output.answer, output.finish_reason, usage)
-        said = None if messages is None else (*messages, output.answer.message())
+        said = None if messages is None else with_answer(messages, output.answer.message())
         answers: tuple[AnswerPlace, ...] = ()
         if self._request.reader is not None:
             answers = answer_places(turn.history.answers, prompt.kept_runs, runs)

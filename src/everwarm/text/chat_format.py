@@ -116,6 +116,14 @@ class ChatFormat:
         return Lenient(parser, reader, fenced_only=name == "llama3")
 
 
+def with_answer(messages: Sequence[Message], answer: Message) -> tuple[Message, ...]:
+    """A conversation with the answer to it, which goes on in the last message if that has begun it."""
+    begun = _begun(messages)
+    if begun is None:
+        return (*messages, answer)
+    return (*messages[:-1], {**messages[-1], **answer, "content": begun + (answer["content"] or "")})
+
+
 def _begun(messages: Sequence[Message]) -> str | None:
     """The text of an answer that was begun and is to be continued: the last message, if it is the assistant's."""
     last = messages[-1] if len(messages) > 1 else None
