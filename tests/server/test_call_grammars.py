@@ -14,7 +14,7 @@ import everwarm
 from everwarm.events import Answer
 from everwarm.structured.calls import grammar_for_calls
 from everwarm.text.tool_calls.formats import FORMATS
-from everwarm.text.tool_calls.parsers import call_parser
+from everwarm.text.tool_calls.parsers import PARSERS, call_parser
 from tiny import Tiny
 
 PAINT: dict[str, Any] = {
@@ -123,6 +123,54 @@ def test_a_strict_tool_binds_a_call_that_has_begun(server: Running, strict: bool
     assert not allowed(constraint, ord("b"))
     assert allowed(constraint, ord("r"))
     assert allowed(constraint, ord("g"))
+
+
+_BLUE = '{"colour": "blue", "layers": 77}'
+OTHER_SPELLINGS = {
+    "hermes": (
+        f'<tool_call>{{"name": "paint", "arguments": {_BLUE}}}</tool_call>',
+        f'<tool_call>\n{{"arguments": {_BLUE}, "name": "paint"}}\n</tool_call>',
+        f'Hm. <tool_call> {{"name":"paint","arguments":{_BLUE}}}</tool_call>',
+    ),
+    "qwen3-coder": (
+        "<tool_call><function=paint>\n<parameter=colour>\nblue\n</parameter>\n</function>\n</tool_call>",
+        "So: <function=paint>\n<parameter=colour>\nblue\n</parameter>\n</function>",
+    ),
+    "mistral": (f"[TOOL_CALLS] paint[ARGS]{_BLUE}", f'[TOOL_CALLS][{{"name": "paint", "arguments": {_BLUE}}}]'),
+    "mistral-json": (f'[TOOL_CALLS] [{{"name": "paint", "arguments": {_BLUE}}}]',),
+    "apriel": (f'<tool_calls>{{"name": "paint", "arguments": {_BLUE}}}</tool_calls>',),
+    "llama3": (
+        f'{{ "name": "paint", "parameters": {_BLUE}}}',
+        f'{{"name":"paint","parameters":{_BLUE}}}',
+        f'\n{{"name": "paint", "parameters": {_BLUE}}}',
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_SPELLINGS)
+def test_a_strict_tool_binds_a_call_however_it_begins(server: Running, name: str) -> None:
+    """Models begin calls in other ways than the template shows, and parsers read them."""
+    llm = server.llm
+    made = grammar_for_calls(
+        FORMATS[name], {"paint": PAINT}, required=False, openers=PARSERS[name].openers,
+        controls=llm.tokenizer.special_tokens,
+    )  # fmt: skip
+
+    def follows(text: str) -> bool:
+        constraint = llm.grammars.constraint(made)()
+        for token in llm.tokenize(text):
+            if not allowed(constraint, token):
+                return False
+            constraint.advance(token)
+        return True
+
+    for text in OTHER_SPELLINGS[name]:
+        reader = call_parser(name, {"paint": PAINT}, frozenset())
+        answer = Answer()
+        answer.add([*reader.feed(text), *reader.finish()])
+        assert [call.name for call in answer.calls] == ["paint"]
+        assert not follows(text)
+    assert follows('Well. It is {"name": "x"}, see <tool>, [TOOL] and <function>.\n')
 
 
 def allowed(constraint: Any, token: int) -> bool:

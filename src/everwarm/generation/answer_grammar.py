@@ -10,6 +10,7 @@ from everwarm.structured.calls import grammar_for_calls, tool_schemas
 from everwarm.structured.grammar import Grammar
 from everwarm.text.chat_format import ChatFormat
 from everwarm.text.tool_calls.choice import ToolChoice
+from everwarm.text.tool_calls.parsers import PARSERS
 
 Tool = Mapping[str, Any]
 
@@ -44,6 +45,7 @@ def answer_grammar(
         choice.names,
         choice.parallel,
         required=required,
+        openers=PARSERS[format_.name].openers,
         answer=None if required else asked,
         strict=strict,
         controls=controls,

@@ -63,16 +63,19 @@ def grammar_for_calls(
     parallel: bool = True,
     *,
     required: bool = True,
+    openers: Sequence[str] = (),
     answer: Grammar | None = None,
     strict: Collection[str] | None = None,
     controls: Mapping[str, int],
     name: str = "tools",
 ) -> Grammar:
     """Answers that call tools: one of those in `names`, or any; several calls only if `parallel`. If calls are not
-    `required`, any text may come before them, or instead of them; with `answer`, a grammar of JSON, only such JSON may
-    come instead of them. Keywords that are not supported are refused in the schemas of `strict` tools (by default all)
-    and bind nothing in others. `controls` are the control tokens of the vocabulary by name; where the format names one,
-    only that token is allowed. Raises RequestError, which names the tool.
+    `required`, any text may come before them, or instead of them, up to one of the `openers`: texts that whoever reads
+    the answer takes for the beginning of a call (by default only what the format begins with). A brace is one only if
+    the answer begins with it. With `answer`, a grammar of JSON, only such JSON may come instead of calls. Keywords that
+    are not supported are refused in the schemas of `strict` tools (by default all) and bind nothing in others.
+    `controls` are the control tokens of the vocabulary by name; where the format names one, only that token is allowed.
+    Raises RequestError, which names the tool.
     """
     if unknown := [tool for tool in names if tool not in tools]:
         raise RequestError(f"tool_choice: {unknown[0][:100]!r} is not among the tools")
@@ -85,7 +88,7 @@ def grammar_for_calls(
     if answer is not None:
         rules.add("start", f"{rules.calls()} | {answer.text.removeprefix('start: ')}")
     else:
-        rules.add("start", rules.calls() if required else rules.text_or_calls())
+        rules.add("start", rules.calls() if required else rules.text_or_calls(openers))
     text = "\n".join(rules.lines())
     if len(text) > MOST_SCHEMA_BYTES:
         raise RequestError(f"{name}: {len(text):,} bytes of schemas, the limit is {MOST_SCHEMA_BYTES:,}")
@@ -135,14 +138,21 @@ class _Rules:
         more = f"({self.text(format_.separator)} call)*" if self._parallel else ""
         return f"{first} {more} {self.text(format_.calls_end)}"
 
-    def text_or_calls(self) -> str:
+    def text_or_calls(self, openers: Sequence[str]) -> str:
         """Any text, up to where calls begin."""
-        opener = next(self._pieces(self._format.calls_begin or self._format.call_begin))
-        if self._control(opener):
-            return f"TEXT | TEXT {self.calls()}"
-        mark = opener.strip()
-        before = self.add("before[lazy]", f"TEXT {literal(mark)}")  # it ends where the mark first appears
-        return f"TEXT | {before} {self.calls(opener[: opener.index(mark) + len(mark)])}"
+        begin = self._format.calls_begin or self._format.call_begin
+        pieces = list(self._pieces(begin))
+        control = next((at for at, piece in enumerate(pieces) if self._control(piece)), None)
+        if control is not None:  # no text has it
+            return f"TEXT | TEXT {self.calls(''.join(pieces[:control]))}"
+        if begin.startswith("{"):
+            plain = self.add("PLAIN", r"/[ \t\r\n]*([^{ \t\r\n](.|\n)*)?/")
+            return f"{plain} | {self.calls()}"
+        found = ["TEXT"]
+        for number, mark in enumerate([one for one in openers if one in begin] or [begin.strip()]):
+            before = self.add(f"before_{number}[lazy]", f"TEXT {literal(mark)}")  # it ends where the mark first appears
+            found.append(f"{before} {self.calls(begin[: begin.index(mark) + len(mark)])}")
+        return " | ".join(found)
 
     def body(self, number: int, tool: str, schema: Mapping[str, Any]) -> str:
         """The rule of a call to one tool, from the tool's name on."""

@@ -34,7 +34,7 @@ class Tagged(CallReader):
         while True:
             yield from self.one_call()
             yield from self.spaces()
-            if self.outer is not None and inside and (yield from self.follows(self.outer[1])):
+            if self.outer is not None and (yield from self.follows(self.outer[1])):
                 self.end()
                 return
             self._at = 0
