@@ -13,6 +13,7 @@ from running import TOOLS_TEMPLATE, Running, running
 import everwarm
 from everwarm.events import Answer
 from everwarm.structured.calls import grammar_for_calls
+from everwarm.text.tool_calls.choice import ToolChoice
 from everwarm.text.tool_calls.formats import FORMATS
 from everwarm.text.tool_calls.parsers import PARSERS, call_parser
 from tiny import Tiny
@@ -171,6 +172,28 @@ def test_a_strict_tool_binds_a_call_however_it_begins(server: Running, name: str
         assert [call.name for call in answer.calls] == ["paint"]
         assert not follows(text)
     assert follows('Well. It is {"name": "x"}, see <tool>, [TOOL] and <function>.\n')
+
+
+def test_only_tools_that_are_allowed_can_be_called(server: Running) -> None:
+    """Also where no call is required: all tools are shown, so that prompts stay the same, but only some may be used."""
+    llm = server.llm
+    assert llm.answer_grammar(None, TOOLS, ToolChoice("auto")) is None
+    grammar = llm.answer_grammar(None, TOOLS, ToolChoice("auto", ("wait",)))
+    assert grammar is not None
+    constraint = llm.grammars.constraint(grammar)()
+    for token in llm.tokenize('Some text. <tool_call>\n{"name": "'):
+        assert allowed(constraint, token)
+        constraint.advance(token)
+    assert not allowed(constraint, ord("p"))
+    assert allowed(constraint, ord("w"))
+
+
+def test_a_tool_that_takes_free_text_can_be_chosen(server: Running) -> None:
+    tools = [{"type": "custom", "name": "patch"}, {"type": "function", "name": "wait", "parameters": SCHEMAS["wait"]}]
+    body = {"input": "Hi", "tools": tools, "parallel_tool_calls": False, "max_output_tokens": 60, "temperature": 0}
+    choice = {"type": "custom", "name": "patch"}
+    found = httpx.post(server.url + "/v1/responses", json=body | {"tool_choice": choice}, timeout=60).json()
+    assert [(item["type"], item["name"]) for item in found["output"]] == [("custom_tool_call", "patch")]
 
 
 def allowed(constraint: Any, token: int) -> bool:

@@ -24,8 +24,9 @@ def answer_grammar(
 ) -> Grammar | None:
     """None if any answer will do. `tools` are in OpenAI's form, with names. Raises RequestError.
 
-    A required call leaves nothing else. Otherwise, JSON that was `asked` for and calls exclude each other, and tools
-    that are strict bind calls once they have begun. With any other grammar no tool is called.
+    A required call leaves nothing else. Otherwise, JSON that was `asked` for and calls exclude each other, and calls,
+    once they have begun, are bound by tools that are strict and by a choice that names some. With any other grammar no
+    tool is called.
     """
     choice = choice or ToolChoice()
     if not tools or choice.mode == "none":
@@ -37,7 +38,7 @@ def answer_grammar(
         return asked
     strict = [tool["function"]["name"] for tool in tools if tool["function"].get("strict")]
     required = choice.mode == "required"
-    if not required and (not asked.is_json if asked is not None else not strict):
+    if not required and (not asked.is_json if asked is not None else not (strict or choice.names)):
         return asked
     return grammar_for_calls(
         format_,

@@ -74,8 +74,8 @@ def tool_choice(choice: Any, parallel: bool | None) -> ToolChoice:
     several = parallel is not False
     if choice is None or choice in ("auto", "none", "required"):
         return ToolChoice(choice or "auto", (), several)
-    if isinstance(choice, dict) and choice.get("type") == "function":
-        function = choice.get("function", choice)
+    if isinstance(choice, dict) and choice.get("type") in ("function", "custom"):
+        function = choice.get(choice["type"], choice)
         if isinstance(function, dict) and isinstance(function.get("name"), str):
             return ToolChoice("required", (function["name"],), several)
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
