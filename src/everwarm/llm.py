@@ -9,11 +9,9 @@ import atexit
 import logging
 import operator
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -30,9 +28,10 @@ from everwarm.engine.prefill import check_prompt, prefill, too_long
 from everwarm.engine.processors import Constraint
 from everwarm.engine.sampling import Sampling, file_sampling
 from everwarm.engine.score import Score, score
-from everwarm.errors import ConfigError, EverwarmError, ModelError, RequestError, TemplateError
+from everwarm.errors import EverwarmError, ModelError, RequestError, TemplateError
 from everwarm.events import End, Event
 from everwarm.generation import Ahead, Drafter, Generation, Message, Point, Request, Runtime
+from everwarm.generation.completion import Completion, WeightUse, completed
 from everwarm.generation.generation import LONG_TEXT
 from everwarm.generation.reasoning_gate import ReasoningGate
 from everwarm.kv.agent import check_name
@@ -41,14 +40,12 @@ from everwarm.kv.ids import ModelIds
 from everwarm.kv.index.index import Index
 from everwarm.kv.index.pool import SequenceKV
 from everwarm.kv.layout import Group, Layout
-from everwarm.kv.receipt import Receipt
 from everwarm.kv.store import AgentStore
 from everwarm.kv.warm.blockstore import most_bytes
 from everwarm.model import tensors
 from everwarm.model.config import read_config
 from everwarm.model.spec import ModelConfig
 from everwarm.model.transformer import Transformer
-from everwarm.opening import read_whole
 from everwarm.pull import resolve
 from everwarm.setting_kinds import Given
 from everwarm.settings import Settings
@@ -56,6 +53,7 @@ from everwarm.sizes import in_bytes
 from everwarm.text import prompt_rules
 from everwarm.text.chat import ChatTemplate
 from everwarm.text.chat_format import ChatFormat
+from everwarm.text.model_chat import model_chat, own_template
 from everwarm.text.next_turn import common_beginning, next_conversations
 from everwarm.text.output_parser import OutputParser, PlainText
 from everwarm.text.reasoning import Thinking, begins_inside
@@ -82,37 +80,8 @@ SCORE_WINDOW = 2048
 DEFAULT_MAX_TOKENS = 256
 LONGEST_NAME = 4096
 """Characters of a control token's name, at most: so much of a prompt that is still being written may become one."""
-MOST_TEMPLATE = 1 << 20
-"""Bytes of a chat template that a user gives."""
 MOST_RUNNING = 64
 """Sequences that are computed at once; more wait."""
-
-
-@dataclass(frozen=True, slots=True)
-class WeightUse:
-    """What a generation asked of the weight cache."""
-
-    hits: int
-    prefetch_hits: int
-    misses: int
-    hit_rate: float
-
-
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """A whole answer with its receipt."""
-
-    text: str
-    tokens: list[int]
-    prompt_tokens: int
-    cached_tokens: int
-    tier: str
-    ttft_s: float
-    decode_tok_s: float | None  # None if there was only one token
-    finish_reason: str
-    receipt: Receipt
-    weights: WeightUse
-    time_s: Mapping[str, float]  # where it went: materialise, products, attention, other kernels, sampling, rest
 
 
 @config.with_setting_names
@@ -133,7 +102,7 @@ class LLM:
     def __init__(self, path: Path, settings: Settings, progress: Callable[[int, int], None] | None = None) -> None:
         self.path = path
         self._closing = threading.Event()
-        self._own_template = _own_template(settings.chat_template, settings.chat_template_file)
+        self._own_template = own_template(settings.chat_template, settings.chat_template_file)
         self._file = GGUFFile(path)
         try:
             embedding = self._file.tensors.get(tensors.EMBEDDING)
@@ -607,40 +576,7 @@ class LLM:
         self, prompt: str | None = None, *, on_event: Callable[[Event], None] | None = None, **kwargs: Any
     ) -> Completion:
         """Generate to the end. Takes what `stream` takes."""
-        started = time.perf_counter()
-        events: list[Event] = []
-        first = last = started
-        weights_before, kernels_before = self.weights.totals(), self.backend.spent()
-        end: End | None = None
-        for event in self.stream(prompt, **kwargs):
-            if isinstance(event, End):
-                end = event
-                continue
-            last = time.perf_counter()
-            first = first if events else last
-            events.append(event)
-            if on_event:
-                on_event(event)
-        assert end is not None, "a stream ends with its end, or raises"
-        receipt, decoded = end.receipt, len(events) - 1
-        used = self.weights.totals() - weights_before
-        time_s = {"materialise": used.stall_s}
-        time_s |= {kind: spent - kernels_before[kind] for kind, spent in self.backend.spent().items()}
-        time_s["sampling"] = end.sampling_s
-        time_s["rest"] = last - started - sum(time_s.values())
-        return Completion(
-            text="".join(event.text for event in events),
-            tokens=[event.token for event in events],
-            prompt_tokens=receipt.prompt_tokens,
-            cached_tokens=receipt.cached_tokens,
-            tier=receipt.tier,
-            ttft_s=first - started,
-            decode_tok_s=decoded / (last - first) if decoded and last > first else None,
-            finish_reason=end.finish_reason,
-            receipt=receipt,
-            weights=WeightUse(used.hits, used.prefetch_hits, used.misses, used.hit_rate),
-            time_s=time_s,
-        )
+        return completed(lambda: self.stream(prompt, **kwargs), self.weights, self.backend, on_event)
 
     def score(self, text: str, window: int | None = None, progress: Callable[[int, int], None] | None = None) -> Score:
         """Perplexity of a text, in windows of `window` tokens."""
@@ -655,25 +591,12 @@ class LLM:
         use. A refusal is remembered: it may have taken seconds.
         """
         if self._chat is None:
-            control = self.tokenizer.special_tokens
-            bos, eos = self.tokenizer.bos_id, self.tokenizer.eos_id
-            metadata: Mapping[str, Any] = self._file.metadata
-            if self._own_template is not None:
-                metadata = {**metadata, "tokenizer.chat_template": self._own_template}
+            settings = self.settings
             try:
-                template = ChatTemplate.from_metadata(
-                    metadata,
-                    special_tokens=control,
-                    bos="" if bos is None else self.tokenizer.token_text(bos),
-                    eos="" if eos is None else self.tokenizer.token_text(eos),
-                )
-                settings = self.settings
-                self._chat = ChatFormat(
-                    template,
-                    frozenset(control),
-                    tool_parser=settings.tool_parser,
-                    lenient=settings.lenient_tools,
-                )
+                self._chat = model_chat(
+                    self._file.metadata, self.tokenizer, self._own_template,
+                    tool_parser=settings.tool_parser, lenient=settings.lenient_tools,
+                )  # fmt: skip
             except TemplateError as error:
                 self._chat = error
         if isinstance(self._chat, TemplateError):
@@ -693,35 +616,6 @@ class LLM:
         for token in ids:
             if not 0 <= token < self.config.vocab_size:
                 raise RequestError(f"token {token} is not in the vocabulary of {self.config.vocab_size:,}")
-
-
-def _own_template(text: str, path: str) -> str | None:
-    """A chat template that is used instead of the model's own. Raises ConfigError."""
-    if not text:
-        return _template_text(path)
-    if path:
-        raise ConfigError("chat_template and chat_template_file: give only one of them")
-    if "{{" not in text and "{%" not in text:
-        raise ConfigError(
-            f"chat_template {text[:50]!r}: it writes no message; give the template itself (Jinja), or its file as "
-            "chat_template_file"
-        )
-    return text
-
-
-def _template_text(path: str) -> str | None:
-    """A chat template that is used instead of the model's own. Raises ConfigError."""
-    if not path:
-        return None
-    try:
-        data = read_whole(Path(path).expanduser())
-        if len(data) > MOST_TEMPLATE:
-            raise ConfigError(f"chat_template_file {path}: {len(data):,} bytes, the limit is {MOST_TEMPLATE:,}")
-        return data.decode()
-    except OSError as error:
-        raise ConfigError(f"chat_template_file {path}: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"chat_template_file {path}: it is not UTF-8") from None
 
 
 def _reader(
