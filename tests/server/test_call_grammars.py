@@ -12,6 +12,7 @@ from running import TOOLS_TEMPLATE, Running, running
 
 import everwarm
 from everwarm.events import Answer
+from everwarm.server.request import check_choice
 from everwarm.structured.calls import grammar_for_calls
 from everwarm.text.tool_calls.choice import ToolChoice
 from everwarm.text.tool_calls.formats import FORMATS
@@ -186,6 +187,12 @@ def test_only_tools_that_are_allowed_can_be_called(server: Running) -> None:
         constraint.advance(token)
     assert not allowed(constraint, ord("p"))
     assert allowed(constraint, ord("w"))
+
+
+def test_many_tools_that_are_allowed_cost_bounded_time() -> None:
+    tools = [{"function": {"name": f"tool {number}"}} for number in range(200_000)]
+    choice = ToolChoice("auto", tuple(tool["function"]["name"] for tool in tools))
+    assert check_choice(choice, tools) is choice
 
 
 def test_a_tool_that_takes_free_text_can_be_chosen(server: Running) -> None:

@@ -11,6 +11,7 @@ import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
 from running import TOOLS_TEMPLATE, Running, running
 
+from everwarm.server.openai.responses.items import messages_of, tools_of
 from output_parsers import ANSWER, Says, TagParser
 from tiny import Tiny
 
@@ -333,6 +334,13 @@ def test_what_makes_no_sense_is_a_400_that_says_where(server: Running, body: Jso
     response = httpx.post(server.url + "/v1/responses", json=body)
     assert response.status_code == 400
     assert where in response.json()["error"]["message"]
+
+
+def test_many_kinds_of_items_and_tools_cost_bounded_time() -> None:
+    """A body may have so many, and it is read on the event loop."""
+    kinds = [{"type": f"kind {number}"} for number in range(200_000)]
+    assert len(messages_of([*kinds, *kinds]).omitted) == len(kinds)
+    assert len(tools_of([*kinds, *kinds]).omitted) == len(kinds)
 
 
 @pytest.mark.parametrize("response_id", ["resp_unknown", "ada", "resp_", "x" * 300])

@@ -215,3 +215,12 @@ def test_tools_as_openai_writes_them() -> None:
         {"type": "function", "function": {"name": "b"}},
     ]
     assert tool_schemas(written) == {"a": WEATHER, "b": {}}
+
+
+def test_too_many_tools_are_refused_before_all_are_written() -> None:
+    tools = {f"tool {number}": WEATHER for number in range(100_000)}
+    with pytest.raises(RequestError, match="more than 262,144 bytes of schemas"):
+        grammar_for_calls(HERMES, tools, controls={})
+    chosen = [f"tool {number}" for number in range(100_000)]
+    with pytest.raises(RequestError, match="more than 262,144 bytes of schemas"):
+        grammar_for_calls(HERMES, tools, chosen, controls={})

@@ -7,6 +7,7 @@ from test_chat import GOLDEN, golden_template, text
 from test_tool_calls import EXPECTED
 
 from everwarm.text.chat_format import ChatFormat
+from everwarm.text.tool_calls.in_text import with_tools_in_text
 
 TOOL: Any = {
     "type": "function",
@@ -50,6 +51,14 @@ def test_a_template_without_tools_gets_them_from_the_system() -> None:
     assert shown.startswith("<|system|>\nBe brief.\n\nYou can call the tools")
     assert "<|assistant|>\n<tool_call>\n" in shown
     assert "<|user|>\n<tool_response>\nA countess.\n</tool_response>" in shown
+
+
+def test_many_results_in_a_row_cost_bounded_time() -> None:
+    support = golden_template("microsoft-Phi-3.5-mini-instruct").tool_support()
+    results: list[Any] = [{"role": "tool", "content": str(number)} for number in range(200_000)]
+    (message,) = with_tools_in_text([*results, {"role": "user", "content": "So?"}], (), support, "hermes")
+    assert message["content"].count("<tool_response>") == len(results)
+    assert message["content"].endswith("199999\n</tool_response>\n\nSo?")
 
 
 def test_without_tools_nothing_is_added() -> None:

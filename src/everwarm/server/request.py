@@ -88,7 +88,7 @@ def _plain_tool(tool: Json) -> Json:
 
 def check_choice(choice: ToolChoice, tools: Sequence[Json] | None) -> ToolChoice:
     """Raises ApiError 400 if nothing that was offered could fulfil it."""
-    names = [tool["function"]["name"] for tool in tools or ()]
+    names = {tool["function"]["name"] for tool in tools or ()}
     if choice.mode == "required" and not names:
         raise ApiError(400, "tool_choice: a call is required, but tools is empty; send at least one tool")
     for name in choice.names:

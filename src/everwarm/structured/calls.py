@@ -79,7 +79,8 @@ def grammar_for_calls(
     """
     if unknown := [tool for tool in names if tool not in tools]:
         raise RequestError(f"tool_choice: {unknown[0][:100]!r} is not among the tools")
-    offered = {tool: schema for tool, schema in tools.items() if not names or tool in names}
+    chosen = frozenset(names)
+    offered = {tool: schema for tool, schema in tools.items() if not chosen or tool in chosen}
     if not offered:
         raise RequestError("tool_choice: a call is required, but no tools are given")
     rules = _Rules(format_, controls, parallel, set(offered) if strict is None else strict, name)
@@ -90,8 +91,6 @@ def grammar_for_calls(
     else:
         rules.add("start", rules.calls() if required else rules.text_or_calls(openers))
     text = "\n".join(rules.lines())
-    if len(text) > MOST_SCHEMA_BYTES:
-        raise RequestError(f"{name}: {len(text):,} bytes of schemas, the limit is {MOST_SCHEMA_BYTES:,}")
     quick = (required or answer is not None) and (answer is None or answer.quick)
     return Grammar(text, name, quick and all(is_quick(schema) for schema in offered.values()))
 
@@ -114,9 +113,14 @@ class _Rules:
         self._parallel = parallel
         self._name = name
         self._rules = {"TEXT": r"/(.|\n)*/"}
+        self._size = 0
 
     def add(self, rule: str, body: str) -> str:
+        """A rule under this name. Raises RequestError as soon as there are too many."""
         self._rules[rule] = body
+        self._size += len(body)
+        if self._size > MOST_SCHEMA_BYTES:
+            raise RequestError(f"{self._name}: more than {MOST_SCHEMA_BYTES:,} bytes of schemas, which is the limit")
         return rule.removesuffix("[lazy]")
 
     def lines(self) -> Iterator[str]:

@@ -80,22 +80,23 @@ def _results_in_text(messages: Sequence[Message]) -> list[Message]:
     refuse two of one role.
     """
     out: list[Message] = []
-    open_ = False  # the last message is made of results
+    results: list[str] = []  # in a row, so far
+
+    def end_results(said: str = "") -> None:
+        if results:
+            out.append({"role": "user", "content": "\n".join(results) + said})
+            results.clear()
+
     for message in messages:
         role = message.get("role")
         if role == "tool":
-            text = f"<tool_response>\n{_joined(message.get('content'), '', '')}\n</tool_response>"
-            if open_:
-                out[-1] = {"role": "user", "content": f"{out[-1]['content']}\n{text}"}
-            else:
-                out.append({"role": "user", "content": text})
-            open_ = True
-        elif role == "user" and open_ and isinstance(message.get("content"), str):
-            out[-1] = {"role": "user", "content": f"{out[-1]['content']}\n\n{message['content']}"}
-            open_ = False
+            results.append(f"<tool_response>\n{_joined(message.get('content'), '', '')}\n</tool_response>")
+        elif role == "user" and results and isinstance(message.get("content"), str):
+            end_results(f"\n\n{message['content']}")
         else:
+            end_results()
             out.append(message)
-            open_ = False
+    end_results()
     return out
 
 

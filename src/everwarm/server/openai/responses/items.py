@@ -27,12 +27,11 @@ class Messages:
     """The messages of an input, and what was left out."""
 
     messages: list[Json] = field(default_factory=list)
-    omitted: list[str] = field(default_factory=list)  # kinds, in the order in which they were met
+    omitted: dict[str, None] = field(default_factory=dict)  # kinds, in the order in which they were met
     seals: Seals | None = None
 
     def omit(self, kind: str) -> None:
-        if kind not in self.omitted:
-            self.omitted.append(kind)
+        self.omitted[kind] = None
 
 
 def messages_of(items: str | list[Json], seals: Seals | None = None) -> Messages:
@@ -157,7 +156,7 @@ class Tools:
 
     offered: list[Json]
     custom: frozenset[str]  # names of those that take free text
-    omitted: list[str]  # kinds that nobody here can carry out
+    omitted: dict[str, None]  # kinds that nobody here can carry out, in the order in which they were met
 
 
 def tools_of(tools: list[Json] | None) -> Tools:
@@ -166,7 +165,7 @@ def tools_of(tools: list[Json] | None) -> Tools:
     """
     offered: list[Json] = []
     custom: set[str] = set()
-    omitted: list[str] = []
+    omitted: dict[str, None] = {}
     for number, tool in enumerate(tools or ()):
         kind = tool.get("type")
         if kind == "function":
@@ -181,8 +180,8 @@ def tools_of(tools: list[Json] | None) -> Tools:
             name = _string(tool.get("name"), f"tools.{number}.name")
             custom.add(name)
             offered.append({"type": "function", "function": _as_function(name, tool)})
-        elif str(kind)[:50] not in omitted:
-            omitted.append(str(kind)[:50])
+        else:
+            omitted[str(kind)[:50]] = None
     return Tools(offered, frozenset(custom), omitted)
 
 

@@ -5,7 +5,7 @@ A response that is stored is a point of a history in the agent store: it never c
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -229,6 +229,6 @@ def _kept(serving: Serving, response_id: str, tenant: str) -> Kept:
     return Kept(record["response"], record["input"], messages[1:] if record["instructions"] else messages)
 
 
-def _ignored(body: ResponsesRequest, tools: Tools, omitted: list[str]) -> list[str]:
+def _ignored(body: ResponsesRequest, tools: Tools, omitted: Iterable[str]) -> list[str]:
     """What had no effect."""
     return [*body.unknown, *(f"tools of type {kind}" for kind in tools.omitted), *(f"input {kind}" for kind in omitted)]
