@@ -337,7 +337,7 @@ def test_what_makes_no_sense_is_a_400_that_says_where(server: Running, body: Jso
 
 
 def test_many_kinds_of_items_and_tools_cost_bounded_time() -> None:
-    """A body may have so many, and it is read on the event loop."""
+    """A body may have so many."""
     kinds = [{"type": f"kind {number}"} for number in range(200_000)]
     assert len(messages_of([*kinds, *kinds]).omitted) == len(kinds)
     assert len(tools_of([*kinds, *kinds]).omitted) == len(kinds)

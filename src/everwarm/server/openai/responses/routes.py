@@ -21,7 +21,7 @@ from everwarm.server.joining import Joins, Speaker
 from everwarm.server.leaving import unless_it_leaves
 from everwarm.server.openai.content import tool_choice
 from everwarm.server.openai.responses import output
-from everwarm.server.openai.responses.items import Tools, messages_of, tools_of
+from everwarm.server.openai.responses.items import Messages, Tools, messages_of, tools_of
 from everwarm.server.openai.responses.output import ItemIds, new_id
 from everwarm.server.openai.responses.request import ResponsesRequest
 from everwarm.server.openai.responses.wire import ResponsesWire
@@ -111,12 +111,15 @@ async def _create(
     stored = bool(body.store) and body.everwarm.cache and not agent
     if agent and body.previous_response_id:
         raise ApiError(400, "previous_response_id: it names a history of its own; send it without X-Agent-Id")
-    tools = tools_of(body.tools)
     response_id = new_id()
-    seals = await serving.texts.work(request, lambda: Seals(serving.llm.agents.secret(tenant)))
+
+    def read() -> tuple[Seals, Tools, Messages]:
+        seals = Seals(serving.llm.agents.secret(tenant))
+        return seals, tools_of(body.tools), messages_of(body.input, seals)
+
+    seals, tools, asked = await unless_it_leaves(request, serving.texts.work(request, read))
     sealed = seals if "reasoning.encrypted_content" in (body.include or ()) else None
     ids = ItemIds(response_id, tools.custom, sealed)
-    asked = messages_of(body.input, seals)
     head = _head(serving, body, response_id)
 
     def tools_and_choice() -> tuple[Sequence[Json] | None, ToolChoice]:
