@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -160,7 +161,7 @@ class LLM:
         if self._engine is not None:
             self._engine.close()
         if self._agents is not None:
-            _close(self._agents)
+            _close(self._agents, None)
         if self._grammars is not None:
             self._grammars.close()
         if self._check is not None:
@@ -229,7 +230,7 @@ class LLM:
                 self._agents = self._open_agents()
                 atexit.register(self._agents.close)  # at the latest when the process ends
                 # Not on this thread: the garbage collector may run on the writer's own, or on one that holds a lock.
-                forgotten = weakref.finalize(self, _thread.start_new_thread, _close, (self._agents,))
+                forgotten = weakref.finalize(self, _thread.start_new_thread, _close, (self._agents, self._ahead))
                 forgotten.atexit = False
             return self._agents
 
@@ -358,56 +359,17 @@ class LLM:
         """
         if messages is not None:
             shown = None if tool_choice is not None and tool_choice.mode == "none" else tools
-            segments, add_bos = self._chat_segments(
+            segments, add_bos = self._chat_prompt().segments(
                 messages, shown, thinking, template_variables, context, add_generation_prompt
             )
         else:
             segments, add_bos = self._raw_segments(prompt, special)
         if context is not None and sum(len(segment.text) for segment in segments) >= LONG_TEXT:
-            self._check_length(segments, context)
+            _check_length(self.tokenizer, segments, context)
         return segments, add_bos
 
-    def _chat_segments(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]] | None,
-        thinking: Thinking | None,
-        variables: Mapping[str, Any] | None,
-        context: int | None = None,
-        add_generation_prompt: bool = True,
-    ) -> tuple[list[Segment], bool]:
-        watch = None
-        if context is not None:
-            watch = partial(self._check_length, context=context, unsettled=LONGEST_NAME)
-        messages = prompt_rules.apply(messages, self.settings.prompt_rules).messages
-        segments = self.chat.render(
-            messages, tools=tools, thinking=thinking, variables=variables,
-            add_generation_prompt=add_generation_prompt, watch=watch,
-        )  # fmt: skip
-        opens_with_bos = (
-            bool(segments)
-            and segments[0].special
-            and self.tokenizer.special_tokens[segments[0].text] == self.tokenizer.bos_id
-        )
-        return segments, self.tokenizer.add_bos and not opens_with_bos
-
-    def _next_prompt(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]] | None,
-        thinking: Thinking | None,
-        variables: Mapping[str, Any] | None,
-        answer: Message,
-    ) -> tuple[list[Segment], bool] | None:
-        """How the prompt of the next turn begins, whatever is said then; None if that can't be told."""
-        try:
-            made = [
-                self._chat_segments(conversation, tools, thinking, variables)
-                for conversation in next_conversations(messages, answer)
-            ]
-        except EverwarmError:
-            return None
-        return (common_beginning([segments for segments, _ in made]), made[0][1]) if made else None
+    def _chat_prompt(self) -> "_ChatPrompt":
+        return _ChatPrompt(self.chat, self.tokenizer, tuple(self.settings.prompt_rules))
 
     def _raw_segments(self, prompt: str | None, special: bool) -> tuple[list[Segment], bool]:
         if not isinstance(prompt, str):
@@ -415,12 +377,6 @@ class LLM:
         if not prompt:
             raise RequestError("the prompt is empty: give at least one character")
         return list(self.tokenizer.split(prompt)) if special else [Segment(prompt)], self.tokenizer.add_bos
-
-    def _check_length(self, segments: Sequence[Segment], context: int, unsettled: int = 0) -> None:
-        """Raise ContextError if they don't fit, whatever becomes of the last `unsettled` characters."""
-        least = self.tokenizer.least_tokens(segments) - unsettled
-        if least >= context:
-            raise too_long(f"at least {least:,}", context)
 
     def encode_prompt(
         self,
@@ -515,7 +471,7 @@ class LLM:
             if parser is None and messages is not None:
                 offered = None if tool_choice is not None and tool_choice.mode == "none" else tools
                 parser, reader = self.chat.parser(offered, content[0]), partial(_reader, self.chat, offered)
-                next_prompt = partial(self._next_prompt, messages, offered, thinking, template_variables)
+                next_prompt = partial(self._chat_prompt().of_next_turn, messages, offered, thinking, template_variables)
             budget = None if thinking is None else thinking.budget
             if messages is not None and (after_reasoning or budget is not None):
                 constraint = self._gate(content[0], budget, constraint)
@@ -553,9 +509,9 @@ class LLM:
         form = self.chat.reasoning
         if form is None:
             return constraint
-        inside = begins_inside(form, prompt)
+        inside, tokenizer = begins_inside(form, prompt), self.tokenizer
         return lambda: ReasoningGate(
-            self.tokenizer, form, inside=inside, budget=budget, answer=constraint() if constraint else None
+            tokenizer, form, inside=inside, budget=budget, answer=constraint() if constraint else None
         )
 
     def check_options(
@@ -618,13 +574,75 @@ class LLM:
                 raise RequestError(f"token {token} is not in the vocabulary of {self.config.vocab_size:,}")
 
 
+@dataclass(frozen=True, slots=True)
+class _ChatPrompt:
+    """Renders conversations. Requests hold it after their end, so it must not hold the model: that could not be
+    forgotten.
+    """
+
+    chat: ChatFormat
+    tokenizer: Tokenizer
+    rules: tuple[str, ...]
+
+    def segments(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+        thinking: Thinking | None,
+        variables: Mapping[str, Any] | None,
+        context: int | None = None,
+        add_generation_prompt: bool = True,
+    ) -> tuple[list[Segment], bool]:
+        watch = None
+        if context is not None:
+            watch = partial(_check_length, self.tokenizer, context=context, unsettled=LONGEST_NAME)
+        messages = prompt_rules.apply(messages, self.rules).messages
+        segments = self.chat.render(
+            messages, tools=tools, thinking=thinking, variables=variables,
+            add_generation_prompt=add_generation_prompt, watch=watch,
+        )  # fmt: skip
+        opens_with_bos = (
+            bool(segments)
+            and segments[0].special
+            and self.tokenizer.special_tokens[segments[0].text] == self.tokenizer.bos_id
+        )
+        return segments, self.tokenizer.add_bos and not opens_with_bos
+
+    def of_next_turn(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+        thinking: Thinking | None,
+        variables: Mapping[str, Any] | None,
+        answer: Message,
+    ) -> tuple[list[Segment], bool] | None:
+        """How the prompt of the next turn begins, whatever is said then; None if that can't be told."""
+        try:
+            made = [
+                self.segments(conversation, tools, thinking, variables)
+                for conversation in next_conversations(messages, answer)
+            ]
+        except EverwarmError:
+            return None
+        return (common_beginning([segments for segments, _ in made]), made[0][1]) if made else None
+
+
+def _check_length(tokenizer: Tokenizer, segments: Sequence[Segment], context: int, unsettled: int = 0) -> None:
+    """Raise ContextError if they don't fit, whatever becomes of the last `unsettled` characters."""
+    least = tokenizer.least_tokens(segments) - unsettled
+    if least >= context:
+        raise too_long(f"at least {least:,}", context)
+
+
 def _reader(
     chat: ChatFormat, tools: Sequence[Mapping[str, Any]] | None, prompt: Sequence[Segment], strict: bool
 ) -> OutputParser:
     return chat.parser(tools, prompt, strict=strict)()
 
 
-def _close(agents: AgentStore) -> None:
+def _close(agents: AgentStore, ahead: Ahead | None) -> None:
+    if ahead is not None:
+        ahead.close()
     atexit.unregister(agents.close)
     agents.close()
 

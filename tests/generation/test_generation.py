@@ -99,15 +99,19 @@ def test_an_answer_that_is_over_but_was_not_read_to_its_end_is_given_back(llm: L
     assert llm.generate("again", max_tokens=3, ignore_eos=True, agent="alice").receipt.committed
 
 
+@pytest.mark.parametrize("asked", [{}, {"prompt": "x"}, {"messages": [{"role": "user", "content": "x"}]}])
 def test_a_model_that_nobody_closed_is_closed_when_it_is_collected(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any]
 ) -> None:
+    """Whatever it was asked: the engine's thread, and the one that computes ahead, may remember their last request."""
     monkeypatch.setenv("EVERWARM_HOME", str(tmp_path / "home"))
     path = tmp_path / "tiny.gguf"
     Tiny().write(path)
     llm = everwarm.load(path, warm="on")
     store = llm.agents
     assert not store.read_only
+    if asked:
+        llm.generate(**asked, max_tokens=3, agent="alice")
     del llm
     gc.collect()
     wait_until(lambda: store.shared._lease is None)
