@@ -228,6 +228,8 @@ class LLM:
                 raise RequestError("the model is closed: load it again")
             if self._agents is None:
                 self._agents = self._open_agents()
+                if self._ahead is not None:
+                    self._agents.before_removal = partial(self._ahead.forget, self._new_engine())
                 atexit.register(self._agents.close)  # at the latest when the process ends
                 # Not on this thread: the garbage collector may run on the writer's own, or on one that holds a lock.
                 forgotten = weakref.finalize(self, _thread.start_new_thread, _close, (self._agents, self._ahead))
@@ -270,9 +272,13 @@ class LLM:
         with self._opening:
             if self._closing.is_set():
                 raise RequestError("the model is closed: load it again")
-            if self._engine is None:
-                self._engine = Engine(self.model)
-            return self._engine
+            return self._new_engine()
+
+    def _new_engine(self) -> Engine:
+        """It costs nothing before something is submitted."""
+        if self._engine is None:
+            self._engine = Engine(self.model)
+        return self._engine
 
     @property
     def grammars(self) -> "Grammars":

@@ -152,6 +152,24 @@ def test_it_takes_no_disk_from_anybody(load: Any) -> None:
         assert turn.begin_ahead(ids)
 
 
+def test_an_agent_that_is_removed_meanwhile_leaves_nothing_behind(load: Any, home: Path) -> None:
+    """What was said is not to be found on disk or in memory after that."""
+    llm = load(warm="on")
+    llm.engine._scheduler._most_rows = 1
+    llm.engine._scheduler._idle_rows = 1
+    says(llm, [ASKED], REASONS + ANSWERS, agent="alice")
+    wait_until(lambda: llm._ahead._sequence is not None and llm._ahead._sequence.turn.kv.length > 250)
+    llm.agents.delete("alice")
+    wait_until(lambda: settled(llm))
+    llm.agents.flush()
+    assert list(home.glob("agents/*/blocks/*")) == []
+    assert llm.agents.index.pool.in_use == 0
+    answer, _ = says(llm, [ASKED], REASONS + ANSWERS, agent="alice")  # and it may begin anew
+    wait_until(lambda: settled(llm))
+    _, receipt = says(llm, [ASKED, answer, {"role": "user", "content": "Go on."}], "Yes.", agent="alice")
+    assert receipt.prompt_tokens - receipt.cached_tokens < 64
+
+
 def test_closing_does_not_wait_for_it(load: Any) -> None:
     llm = load()
     llm.engine._scheduler._most_rows = 1

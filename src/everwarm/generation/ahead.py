@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from everwarm.engine.admission import Room
+from everwarm.engine.engine import Engine
 from everwarm.engine.sampler import SampledToken, Sampler
 from everwarm.engine.sampling import Sampling
 from everwarm.engine.sequence import Sequence as EngineSequence
@@ -53,7 +54,9 @@ class Ahead:
         self._jobs: OrderedDict[tuple[str, str], tuple[Runtime, Job]] = OrderedDict()  # the latest last
         self._active = 0  # requests that run
         self._sequence: EngineSequence | None = None  # what is being computed
-        self._busy = self._closed = False  # a history is being looked at or computed
+        self._busy: tuple[str, str] | None = None  # tenant and agent whose history is being looked at or computed
+        self._unwanted = False  # it is to be given up
+        self._closed = False
         self._thread: threading.Thread | None = None
         self.tokens = 0  # computed so far
 
@@ -86,6 +89,16 @@ class Ahead:
                 self._thread.start()
             self._changed.notify_all()
 
+    def forget(self, engine: Engine, tenant: str, agent: str) -> None:
+        """Compute nothing for an agent that is to be removed. Returns when nothing is being computed for it."""
+        with self._changed:
+            self._jobs.pop((tenant, agent), None)
+            if self._busy == (tenant, agent):
+                self._unwanted = True
+                if self._sequence is not None:
+                    engine.cancel(self._sequence)
+                self._changed.wait_for(lambda: self._busy != (tenant, agent))
+
     def close(self) -> None:
         """End the thread. The engine still runs."""
         with self._changed:
@@ -109,9 +122,10 @@ class Ahead:
                 _log.exception("agent %s: it could not be computed ahead", job.agent)
                 done = True
             with self._changed:
-                self._busy = False
-                if not done:  # go on when there is time; a newer end of the same history comes first
+                if not done and not self._unwanted:  # go on when there is time; a newer end of the history comes first
                     self._jobs.setdefault((job.tenant, job.agent), taken)
+                self._busy, self._unwanted = None, False
+                self._changed.notify_all()
 
     def _take(self) -> tuple[Runtime, Job] | None:
         """Wait until nobody asks for anything; the latest history. None at the end."""
@@ -120,8 +134,8 @@ class Ahead:
                 if self._active or not self._jobs:
                     self._changed.wait()
                 elif not self._changed.wait(SETTLE_S):
-                    self._busy = True
-                    return self._jobs.popitem(last=True)[1]
+                    self._busy, taken = self._jobs.popitem(last=True)
+                    return taken
             return None
 
     def _compute(self, runtime: Runtime, job: Job) -> bool:
@@ -138,7 +152,7 @@ class Ahead:
             room = Room(runtime.admission, 0, Cancellation())  # never entered: the memory is taken already
             sequence = EngineSequence(turn, room, list(ids), sampler, end, idle=True)
             with self._changed:
-                if self._active or self._closed:
+                if self._active or self._closed or self._unwanted:
                     return False
                 self._sequence = sequence
             try:

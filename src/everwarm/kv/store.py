@@ -68,6 +68,8 @@ class AgentStore:
         self.index = index
         self.ids = ids
         self._closed = False
+        self.before_removal: Callable[[str, str], None] | None = None
+        """Told the tenant and the name of an agent that a user removes: whoever computes for it has to end that."""
         self.shared, damaged = _opened(store, ids, quota, writing)
         try:
             budget = index.pool.budget
@@ -270,6 +272,8 @@ class AgentStore:
         was and some of its files could not be: they are tried again.
         """
         with self._turn_of(self.find(name, tenant)) as agent:
+            if self.before_removal is not None:
+                self.before_removal(agent.tenant, agent.name)
             self.histories.remove(agent)
 
     @contextmanager
