@@ -258,6 +258,9 @@ def test_what_has_no_effect_is_named(client: Anthropic) -> None:
     odd: Any = [{"type": ["a"], "name": "x"}, {"type": ["a"], "name": "y"}]
     raw = client.messages.with_raw_response.create(model="tiny", messages=HI, max_tokens=4, tools=odd)
     assert raw.headers["x-everwarm-ignored"] == "tools of type ['a']"
+    for more, named in (({"\tx ": 1}, "?x"), ({" ": 1}, None), ({"a" * 499 + " b": 1}, "a" * 499)):
+        raw = client.messages.with_raw_response.create(model="tiny", messages=HI, max_tokens=4, extra_body=more)
+        assert raw.headers.get("x-everwarm-ignored") == named  # spaces around it would be no header
 
 
 def test_an_answer_that_was_begun_is_continued(client: Anthropic, server: Running) -> None:

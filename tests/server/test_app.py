@@ -46,6 +46,15 @@ def test_an_answer_and_its_usage(client: httpx.Client) -> None:
     assert answer["choices"][0]["finish_reason"] in ("stop", "length")
 
 
+@pytest.mark.parametrize("agent", ["alice ", " alice", "\u00e9 \u2028", " "])
+@pytest.mark.parametrize("stream", [False, True])
+def test_whatever_an_agent_is_called_it_is_named_in_a_header(client: httpx.Client, agent: str, stream: bool) -> None:
+    """Spaces around it would be no header, and no answer could be sent."""
+    answer = client.post("/v1/chat/completions", json=HELLO | {"everwarm": {"agent": agent}, "stream": stream})
+    assert answer.status_code == 200
+    assert answer.headers["x-everwarm-agent"] == agent.encode("ascii", "replace").decode().strip()
+
+
 def test_a_stream_spells_the_same_answer(client: httpx.Client) -> None:
     whole = client.post("/v1/chat/completions", json=HELLO).json()["choices"][0]
     lines = client.post("/v1/chat/completions", json=HELLO | {"stream": True}).text.split("\n\n")

@@ -42,10 +42,14 @@ def agent_of(request: Request) -> str | None:
 
 def with_ignored(response: Response, ignored: Sequence[str]) -> Response:
     """Name in a header what had no effect, for people who wonder."""
-    text = "".join(letter if letter.isascii() and letter.isprintable() else "?" for letter in ", ".join(ignored)[:500])
-    if text:
+    if text := header_text(", ".join(ignored)[:500]):
         response.headers["X-Everwarm-Ignored"] = text
     return response
+
+
+def header_text(text: str) -> str:
+    """A text as the value of a header: with other characters, or spaces around it, no response could be sent."""
+    return "".join(letter if letter.isascii() and letter.isprintable() else "?" for letter in text).strip()
 
 
 def template_text(content: object, where: str) -> str | list[Json] | None:

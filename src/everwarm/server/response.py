@@ -16,6 +16,7 @@ from everwarm.server.active_request import ActiveRequest
 from everwarm.server.errors import as_api_error
 from everwarm.server.leaving import unless_it_leaves
 from everwarm.server.redact import without_paths
+from everwarm.server.request import header_text
 from everwarm.server.timings import PromptProgress
 from everwarm.server.wire import Json, ServerEvents, Wire
 
@@ -147,11 +148,11 @@ def _headers(active: ActiveRequest) -> dict[str, str]:
     if (receipt := active.receipt) is None or active.has_several_prompts:
         return joined
     return joined | {
-        "X-Everwarm-Agent": receipt.agent.encode("ascii", "replace").decode(),
+        "X-Everwarm-Agent": header_text(receipt.agent),
         "X-Everwarm-Tier": receipt.tier,
         "X-Everwarm-Cached-Tokens": str(receipt.cached_tokens),
         "X-Everwarm-Prompt-Tokens": str(receipt.prompt_tokens),
-        "X-Everwarm-Reason": without_paths(receipt.reason).encode("ascii", "replace").decode().replace("\n", " "),
+        "X-Everwarm-Reason": header_text(without_paths(receipt.reason)),
     }
 
 
