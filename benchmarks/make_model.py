@@ -4,8 +4,11 @@ Speed depends on shapes and tensor types, not on what the weights say, so a mode
 32 heads over 8 of keys and values, tied output) needs no download: the tokenizer comes from the GGUF given, everything
 else from a seed. What it generates is noise. llama.cpp does the quantising, so that the mix of tensor types is the one
 people meet in files of that name; K-quants need widths that are multiples of 256, else llama.cpp takes other types.
+Types of few bits, for which llama.cpp wants to know more of the weights, are written as random blocks: every matrix
+is of that type, and llama.cpp is not needed.
 
     .venv-peers/bin/python benchmarks/make_model.py SMOLLM2.gguf OUTDIR --types Q4_0,Q4_K_M,Q8_0
+    python benchmarks/make_model.py SMOLLM2.gguf OUTDIR --types Q2_K,Q3_K,IQ2_XXS,IQ3_S,IQ4_XS,IQ4_NL,MXFP4
 
 writes OUTDIR/random-1b.Q4_0.gguf and so on; the F16 they are made of (2.2 GB) stays only when it is asked for. A small
 one for tests: --name random-tiny --width 256 --layers 2 --heads 4 --kv-heads 2 --feed-forward 512.
@@ -20,23 +23,20 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import gguf
-import llama_cpp
 import numpy as np
 import numpy.typing as npt
+from random_blocks import random_blocks
 
-TYPES = {
-    "F16": llama_cpp.LLAMA_FTYPE_MOSTLY_F16,  # written here, not quantised
-    "Q4_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0,
-    "Q4_1": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_1,
-    "Q5_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q5_0,
-    "Q5_1": llama_cpp.LLAMA_FTYPE_MOSTLY_Q5_1,
-    "Q8_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0,
-    "Q4_K_M": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_K_M,
-    "Q5_K_M": llama_cpp.LLAMA_FTYPE_MOSTLY_Q5_K_M,
-    "Q6_K": llama_cpp.LLAMA_FTYPE_MOSTLY_Q6_K,
-}
+QUANTISED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K_M", "Q5_K_M", "Q6_K")  # by llama.cpp
+RANDOM_BLOCKS = (
+    *("Q2_K", "Q3_K", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS"),
+    *("TQ1_0", "TQ2_0", "MXFP4", "NVFP4"),
+)
+TYPES = ("F16", *QUANTISED, *RANDOM_BLOCKS)
+FILE_TYPES = {"Q3_K": "MOSTLY_Q3_K_M", "MXFP4": "MOSTLY_MXFP4_MOE"}  # where the file's type has another name
 WEIGHT_SCALE = 0.02  # what llama and its kin are initialised with
 
 
@@ -113,12 +113,16 @@ def main() -> None:
     targets = {name: options.out / f"{options.name}.{name}.gguf" for name in types}
     source = options.out / f"{options.name}.F16.gguf.partial"
     try:
-        progress(f"writing {shape.parameters():,} random weights")
-        write_f16(source, shape, tokenizer, options.name, options.seed)
+        if not all(name in RANDOM_BLOCKS for name in targets):
+            progress(f"writing {shape.parameters():,} random weights")
+            write(source, shape, tokenizer, options.name, options.seed, "F16")
         for name, path in targets.items():
-            if name != "F16":
+            if name in QUANTISED:
                 progress(f"quantising to {name}")
-                quantise(source, path, TYPES[name], options.threads)
+                quantise(source, path, name, options.threads)
+            elif name in RANDOM_BLOCKS:
+                progress(f"writing {shape.parameters():,} random weights of {name}")
+                write(path, shape, tokenizer, options.name, options.seed, name)
         if "F16" in targets:
             source.replace(targets["F16"])
     finally:
@@ -137,12 +141,14 @@ def tokenizer_fields(path: Path) -> dict[str, gguf.ReaderField]:
     return fields
 
 
-def write_f16(path: Path, shape: Shape, tokenizer: dict[str, gguf.ReaderField], name: str, seed: int) -> None:
+def write(
+    path: Path, shape: Shape, tokenizer: dict[str, gguf.ReaderField], name: str, seed: int, type_name: str
+) -> None:
     """Two passes over the tensors, first their descriptions, then the data, so that one at a time is in memory."""
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_name(name)
     writer.add_type("model")
-    writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
+    writer.add_file_type(gguf.LlamaFileType[FILE_TYPES.get(type_name, f"MOSTLY_{type_name}")])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     writer.add_vocab_size(shape.vocabulary)
     writer.add_context_length(shape.context)
@@ -161,36 +167,40 @@ def write_f16(path: Path, shape: Shape, tokenizer: dict[str, gguf.ReaderField], 
         writer.add_key_value(key, field.contents(), field.types[0], sub_type)
 
     for tensor, dimensions in shape.tensors():
-        dtype = np.dtype(np.float32 if len(dimensions) == 1 else np.float16)
-        size_bytes = math.prod(dimensions) * dtype.itemsize
-        writer.add_tensor_info(tensor, dimensions, dtype, size_bytes)
+        kind = gguf.GGMLQuantizationType["F32" if len(dimensions) == 1 else type_name]
+        elements, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+        size_bytes = math.prod(dimensions) // elements * block_bytes
+        writer.add_tensor_info(tensor, dimensions, np.dtype(np.float32), size_bytes, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     random = np.random.default_rng(seed)
     for _, dimensions in shape.tensors():
-        writer.write_tensor_data(weights(random, dimensions))
+        writer.write_tensor_data(weights(random, dimensions, type_name))
     writer.close()
 
 
-def weights(random: np.random.Generator, dimensions: tuple[int, ...]) -> npt.NDArray[np.float16 | np.float32]:
+def weights(random: np.random.Generator, dimensions: tuple[int, ...], type_name: str) -> npt.NDArray[Any]:
     if len(dimensions) == 1:
         return np.ones(dimensions, np.float32)
+    if type_name != "F16":
+        return random_blocks(random, dimensions, type_name)
     values = random.standard_normal(dimensions, np.float32)
     values *= WEIGHT_SCALE
     return values.astype(np.float16)
 
 
-@llama_cpp.llama_log_callback
-def log_warnings(level: int, text: bytes, _: object) -> None:
-    """llama.cpp reports every tensor; only its warnings (3) and errors (4) matter here."""
-    if level in (3, 4):
-        sys.stderr.write(text.decode(errors="replace"))
+def quantise(source: Path, target: Path, type_name: str, threads: int) -> None:
+    import llama_cpp
 
+    @llama_cpp.llama_log_callback
+    def log_warnings(level: int, text: bytes, _: object) -> None:
+        """llama.cpp reports every tensor; only its warnings (3) and errors (4) matter here."""
+        if level in (3, 4):
+            sys.stderr.write(text.decode(errors="replace"))
 
-def quantise(source: Path, target: Path, file_type: int, threads: int) -> None:
     params = llama_cpp.llama_model_quantize_default_params()
-    params.ftype = file_type
+    params.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{type_name}")
     params.nthread = threads
     llama_cpp.llama_log_set(log_warnings, ctypes.c_void_p(0))
     partial = target.with_name(target.name + ".partial")

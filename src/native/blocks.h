@@ -1,7 +1,9 @@
-// How the blocks of a GGUF file hold their codes and scales: a struct for each quantised type of types.h.
+// How the blocks of a GGUF file hold their codes and scales: a struct for each quantised type of types.h; here those of 4 bits and more
+// that are evenly spaced, in low_bit_blocks.h the others.
 //   codes   the codes of the block's inputs, in their order
-//   scales  f16 scale and, if there is one, f16 minimum; for super-blocks sixteen small numbers: with a minimum, scale and minimum of
-//           each group of 32 inputs; without, the scale of each 16 inputs
+//   points  instead of codes, for types with a grid: indices of its rows and a sign bit for each input
+//   scales  f16 scale and, if there is one, f16 minimum; and small numbers as forms.h wants them, in the order of the inputs: for Q4_K,
+//           say, scale and minimum of each group of 32 inputs
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -9,6 +11,12 @@
 #include "forms.h"
 
 namespace everwarm {
+
+struct BlockCodes {
+  uint8_t each[SUPER];
+  uint16_t index[SUPER / 4];
+  uint8_t signs[SUPER / 8];  // bit i % 8 of byte i / 8: input i is negative
+};
 
 struct BlockScales {
   uint16_t half[2];

@@ -63,6 +63,7 @@ class Rows {
             reinterpret_cast<int8_t*>(codes_.reserve(size_t(rows_) * width_)),
             reinterpret_cast<float*>(scale_.reserve(groups * 4)),
             reinterpret_cast<float*>(scaled_sum_.reserve(groups * 4)),
+            reinterpret_cast<float*>(scaled_halves_.reserve(groups * 8)),
             reinterpret_cast<int32_t*>(sums_.reserve(groups * 8)),
             reinterpret_cast<float*>(outlier_.reserve(groups * 4)),
             reinterpret_cast<int32_t*>(outlier_at_.reserve(groups * 4))};
@@ -73,6 +74,7 @@ class Rows {
             reinterpret_cast<int8_t*>(codes_.get()),
             reinterpret_cast<float*>(scale_.get()),
             reinterpret_cast<float*>(scaled_sum_.get()),
+            reinterpret_cast<float*>(scaled_halves_.get()),
             reinterpret_cast<int32_t*>(sums_.get()),
             reinterpret_cast<float*>(outlier_.get()),
             reinterpret_cast<int32_t*>(outlier_at_.get())};
@@ -81,7 +83,7 @@ class Rows {
  private:
   int width_, rows_ = 0;
   bool quantised_ = false;
-  Bytes64 floats_, codes_, scale_, scaled_sum_, sums_, outlier_, outlier_at_;
+  Bytes64 floats_, codes_, scale_, scaled_sum_, scaled_halves_, sums_, outlier_, outlier_at_;
 };
 
 // Blocks of keys and values: one contiguous buffer each, all layers, addressed by a handle.

@@ -6,11 +6,23 @@
 //   five     nibbles, and a thin plane of one vector: bit j of a byte is the fifth bit of that byte of vector j
 //   six      nibbles, and a thin plane of two vectors: bits 2(j mod 4).. of vector j / 4 are the upper bits of vector j
 //   bytes    the 8 vectors as they are
+//   two      2 vectors: bits 2(j mod 4).. of vector j / 4 are the codes of vector j
+//   three    two, and a thin plane of one vector: bit j of a byte is the third bit of that byte of vector j
+//   iq4, fp4 nibbles that stand for codes of 8 bits: see LEVELS in grids.h
+//   trits    base 3, as TQ1_0 stores it: see trit_place
+//   iq1 ...  rows of a grid (grids.h), 8 or 4 inputs each: see GridShape
 // A code c stands for (c - zero) * scale + minimum. Scales, for each of the sixteen outputs, are stored as in the file:
 //   half       one f16 per group
 //   half_min   an f16 scale and an f16 minimum per group
 //   super_min  f16 d and dmin per 256 inputs; u8 s and m per group: scale d * s, minimum -(dmin * m)
 //   super      f16 d per 256 inputs; i8 s per 16 inputs: scale d * s
+//   super_32   the same with i8 s per group
+//   fours_min  f16 d and dmin per 256 inputs; 4 bits s and 4 bits m per 16 inputs: scale d * s, minimum -(dmin * m)
+//   odd        f16 d per 256 inputs; 4 bits s per group (two groups share a byte): scale d * (2 s + 1) / steps_of(codes)
+//   odd_16     the same with 4 bits s per 16 inputs (the two of a group share a byte)
+//   only_super f16 d per 256 inputs
+//   power      u8 e per group: scale 2^(e - 128)
+//   float8     u8 per 16 inputs: half of an unsigned float with 4 bits of exponent and 3 of mantissa
 // Nothing is rounded: what is dequantised from a form equals what is dequantised from the file.
 #pragma once
 #include <cstddef>
@@ -22,16 +34,85 @@ namespace everwarm {
 
 constexpr int PANEL = 16, GROUP = 32, SUPER = 256;
 
-enum class Codes : int { nibbles, five, six, bytes };
-enum class Scales : int { half, half_min, super_min, super };
+enum class Codes : int { nibbles, five, six, bytes, two, three, iq4, fp4, trits, iq1, iq2_xxs, iq2_xs, iq2_s, iq3_xxs, iq3_s };
+enum class Scales : int { half, half_min, super_min, super, super_32, fours_min, odd, odd_16, only_super, power, float8 };
 #define EVERWARM_TYPE(name, floats, bytes) floats,
 enum class Floats : int { EVERWARM_FLOAT_TYPES(EVERWARM_TYPE) };
 #undef EVERWARM_TYPE
 
-constexpr bool has_minimum(Scales s) { return s == Scales::half_min || s == Scales::super_min; }
-constexpr bool is_super(Scales s) { return s == Scales::super_min || s == Scales::super; }
-
 constexpr size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
+
+// Kinds of codes with at most 4 bits in the file that take more than shifts to become numbers, and those of fewer bits: low_bit.inl.h.
+constexpr bool is_low_bit(Codes c) { return c >= Codes::two; }
+constexpr bool is_wide(Codes c) { return c == Codes::bytes || c == Codes::iq4; }  // codes up to 255
+
+// Codes that are rows of a grid. A group has GROUP / row indices for each output. They lie in memory as their low bytes, [index][16];
+// a sign bit for each weight, if there are signs, [vector][64 bits]; their upper bits, [index][bit][16 bits].
+struct GridShape {
+  int row, upper_bits;
+  bool signs;
+  constexpr int indices() const { return GROUP / row; }
+  constexpr int signs_at() const { return indices() * PANEL; }
+  constexpr int upper_at() const { return signs_at() + (signs ? PANEL * GROUP / 8 : 0); }
+  constexpr int bytes() const { return upper_at() + indices() * upper_bits * PANEL / 8; }
+};
+constexpr bool is_grid(Codes c) { return c >= Codes::iq1; }
+constexpr GridShape grid_shape(Codes c) {
+  switch (c) {
+    case Codes::iq1: return {8, 4, false};  // the fourth bit is the sign of the shift
+    case Codes::iq2_xs: return {8, 1, true};
+    case Codes::iq2_s: return {8, 2, true};
+    case Codes::iq3_xxs: return {4, 0, true};
+    case Codes::iq3_s: return {4, 1, true};
+    default: return {8, 0, true};  // iq2_xxs
+  }
+}
+
+// Steps of codes that make 1: codes of IQ1 are eighths, ...
+constexpr int steps_of(Codes c) { return c == Codes::iq3_s ? 1 : c == Codes::iq3_xxs ? 4 : 8; }
+
+// TQ1_0 keeps 256 inputs in 52 bytes, 13 vectors of 64: where vector `vector` of group `group` (of eight) is.
+struct TritPlace {
+  int vector, digit;
+};
+constexpr TritPlace trit_place(int group, int vector) {
+  if (group < 5) return {vector, group};
+  if (group < 7) return {8 + vector % 4, 2 * (group - 5) + vector / 4};
+  return vector < 4 ? TritPlace{8 + vector, 4} : TritPlace{12, vector - 4};
+}
+constexpr uint8_t POWERS_OF_3[5] = {1, 3, 9, 27, 81};
+constexpr int trit(uint8_t byte, int digit) { return uint8_t(byte * POWERS_OF_3[digit]) * 3 >> 8; }
+
+// Bytes of a panel and group in each plane.
+constexpr int code_bytes(Codes c) {
+  if (is_grid(c)) return grid_shape(c).bytes();
+  switch (c) {
+    case Codes::bytes: return 512;
+    case Codes::two:
+    case Codes::three: return 128;
+    case Codes::trits: return 13 * 64 / (SUPER / GROUP);
+    default: return 256;
+  }
+}
+constexpr int thin_bytes(Codes c) { return c == Codes::five || c == Codes::three ? 64 : c == Codes::six ? 128 : 0; }
+constexpr int small_bytes(Scales s) {
+  switch (s) {
+    case Scales::super_min:
+    case Scales::super:
+    case Scales::fours_min:
+    case Scales::float8: return 32;
+    case Scales::super_32:
+    case Scales::odd_16:
+    case Scales::power: return 16;
+    case Scales::odd: return 8;
+    default: return 0;
+  }
+}
+
+constexpr bool has_minimum(Scales s) { return s == Scales::half_min || s == Scales::super_min || s == Scales::fours_min; }
+constexpr bool has_halves(Scales s) { return s != Scales::power && s != Scales::float8; }
+constexpr bool is_super(Scales s) { return s != Scales::half && s != Scales::half_min && has_halves(s); }
+constexpr int f16_per_block(Scales s) { return has_minimum(s) ? 2 : has_halves(s) ? 1 : 0; }  // of 256 inputs, or of a group
 
 // Outputs in panels of sixteen; the sum of both could pass the greatest int.
 constexpr int panels_of(int outputs) { return outputs / PANEL + (outputs % PANEL != 0); }
@@ -50,11 +131,11 @@ struct Weight {
 
   int panels() const { return panels_of(outputs); }
   int groups() const { return inputs / GROUP; }
-  size_t code_bytes() const { return codes == Codes::bytes ? 512 : 256; }                              // per panel and group
-  size_t thin_bytes() const { return codes == Codes::five ? 64 : codes == Codes::six ? 128 : 0; }      // per panel and group
-  size_t small_bytes() const { return is_super(scales) ? 32 : 0; }  // per panel and group
+  size_t code_bytes() const { return everwarm::code_bytes(codes); }  // per panel and group
+  size_t thin_bytes() const { return everwarm::thin_bytes(codes); }
+  size_t small_bytes() const { return everwarm::small_bytes(scales); }
   size_t halves() const {  // f16 values per panel
-    return size_t(is_super(scales) ? inputs / SUPER : groups()) * PANEL * (has_minimum(scales) ? 2 : 1);
+    return size_t(is_super(scales) ? inputs / SUPER : groups()) * PANEL * f16_per_block(scales);
   }
   size_t cells() const { return size_t(panels()) * groups(); }
   size_t thin_at() const { return round_up(cells() * code_bytes(), 64); }
@@ -94,6 +175,7 @@ struct QuantRows {
   const int8_t* codes;         // (rows, inputs)
   const float* scale;          // (rows, groups)
   const float* scaled_sum;     // (rows, groups): scale * sum of the group's codes
+  const float* scaled_halves;  // (rows, 2 * groups): scale * sum of 16 codes
   const int32_t* sums;         // (rows, 2 * groups): sums of 16 codes
   const float* outlier;        // (rows, groups): its value
   const int32_t* outlier_at;   // (rows, groups): its place in the group, or -1

@@ -8,6 +8,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "grids.h"
 #include "kernels.h"
 
 #define EVERWARM_TEXT(x) #x
@@ -23,6 +24,8 @@ namespace everwarm::EVERWARM_ISA {
 namespace {
 
 #include "rows.inl.h"
+
+#include "low_bit.inl.h"
 
 #include "matmul.inl.h"
 

@@ -11,7 +11,7 @@ namespace everwarm {
 struct QuantOut {
   int inputs;
   int8_t* codes;
-  float *scale, *scaled_sum;
+  float *scale, *scaled_sum, *scaled_halves;
   int32_t* sums;
   float* outlier;
   int32_t* outlier_at;

@@ -4,17 +4,10 @@
 // product, then acc = fma(dot, scale * x_scale, acc), then acc = fma(minimum, x_scaled_sum, acc); at last the outliers of the row,
 // from first to last, acc = fma(weight, x, acc). Neither the number of rows nor the tile they are computed in changes a bit.
 
-// The planes of one panel.
-struct PanelPlanes {
-  const uint8_t *code, *thin, *small;
-  const uint16_t* half;
-  explicit PanelPlanes(const Weight& w, int panel)
-      : code(w.code(panel, 0)), thin(w.thin(panel, 0)), small(w.small(panel, 0)), half(w.half(panel)) {}
-};
-
 template <Codes C>
 [[gnu::always_inline]] inline void load_codes(const PanelPlanes& w, int group, Bytes out[8]) {
-  const uint8_t* p = w.code + size_t(group) * (C == Codes::bytes ? 512 : 256);
+  if constexpr (is_low_bit(C)) return load_low_bit_codes<C>(w, group, out);
+  const uint8_t* p = w.code + size_t(group) * code_bytes(C);
   if constexpr (C == Codes::bytes) {
     for (int j = 0; j < 8; j++) out[j] = load_bytes(p + 64 * j);
     return;
@@ -37,22 +30,23 @@ template <Codes C>
   }
 }
 
-constexpr int halves_of(Scales s) { return s == Scales::super ? 2 : 1; }
+// Scales and minima of a group: one for all of it, or one for each half.
+constexpr int halves_of(Scales s) { return s == Scales::super || s == Scales::odd_16 || s == Scales::float8 ? 2 : 1; }
+constexpr int minima_of(Scales s) { return s == Scales::fours_min ? 2 : has_minimum(s) ? 1 : 0; }
 
-// Scales of a panel and group: one per half of the group (the same for both halves but for `super`), and the minimum.
-template <Scales S>
-[[gnu::always_inline]] inline void load_scales(const PanelPlanes& w, int group, F32 scale[2], F32& minimum) {
+template <Scales S, int STEPS>
+[[gnu::always_inline]] inline void load_scales(const PanelPlanes& w, int group, F32 scale[2], F32 minimum[2]) {
   const uint16_t* half = w.half;
   if constexpr (S == Scales::half) scale[0] = load_f16(half + group * PANEL);
   if constexpr (S == Scales::half_min) {
     scale[0] = load_f16(half + group * 2 * PANEL);
-    minimum = load_f16(half + group * 2 * PANEL + PANEL);
+    minimum[0] = load_f16(half + group * 2 * PANEL + PANEL);
   }
   if constexpr (S == Scales::super_min) {
     const uint16_t* super = half + group / (SUPER / GROUP) * 2 * PANEL;
     const uint8_t* small = w.small + size_t(group) * 2 * PANEL;
     scale[0] = mul(load_f16(super), load_u8(small));
-    minimum = sub(splat(0.f), mul(load_f16(super + PANEL), load_u8(small + PANEL)));
+    minimum[0] = sub(splat(0.f), mul(load_f16(super + PANEL), load_u8(small + PANEL)));
   }
   if constexpr (S == Scales::super) {
     const F32 d = load_f16(half + group / (SUPER / GROUP) * PANEL);
@@ -60,6 +54,15 @@ template <Scales S>
     scale[0] = mul(d, load_i8(small));
     scale[1] = mul(d, load_i8(small + PANEL));
   }
+  load_low_bit_scales<S, STEPS>(w, group, scale, minimum);
+}
+
+// Codes, scales and minima of a panel and group. 4-bit scales of 16 inputs become part of the codes.
+template <Codes C, Scales S>
+[[gnu::always_inline]] inline void load_group(const PanelPlanes& w, int group, Bytes codes[8], F32 scale[2], F32 minimum[2]) {
+  load_codes<C>(w, group, codes);
+  load_scales<S, steps_of(C)>(w, group, scale, minimum);
+  if constexpr (S == Scales::fours_min) multiply_by_fours(w, group, codes);
 }
 
 // Outliers of some rows, row by row.
@@ -90,7 +93,9 @@ template <Codes C, Scales S>
 inline F32 column(const PanelPlanes& w, int zero, int input) {
   const int g = input / GROUP, vector = input % GROUP / 4, byte = input % 4 * 8;
   I32 code;
-  if constexpr (C == Codes::bytes) {
+  if constexpr (is_low_bit(C)) {
+    code = low_bit_code<C>(w, g, vector, byte);
+  } else if constexpr (C == Codes::bytes) {
     code = field(load_bytes(w.code + size_t(g) * 512 + 64 * vector), byte, 255);
   } else {
     code = field(load_bytes(w.code + size_t(g) * 256 + 64 * (vector % 4)), byte + vector / 4 * 4, 15);
@@ -99,10 +104,11 @@ inline F32 column(const PanelPlanes& w, int zero, int input) {
   if constexpr (C == Codes::five) c = fma(to_f32(field(load_bytes(w.thin + size_t(g) * 64), byte + vector, 1)), splat(16.f), c);
   if constexpr (C == Codes::six)
     c = fma(to_f32(field(load_bytes(w.thin + size_t(g) * 128 + 64 * (vector / 4)), byte + vector % 4 * 2, 3)), splat(16.f), c);
-  F32 scale[2], minimum;
-  load_scales<S>(w, g, scale, minimum);
+  if constexpr (S == Scales::fours_min) c = mul(c, load_low_nibbles(w.small + (size_t(g) * 2 + vector / 4) * PANEL));
+  F32 scale[2], minimum[2];
+  load_scales<S, steps_of(C)>(w, g, scale, minimum);
   const F32 s = scale[halves_of(S) == 2 ? vector / 4 : 0];
-  if constexpr (has_minimum(S)) return fma(c, s, minimum);
+  if constexpr (has_minimum(S)) return fma(c, s, minimum[minima_of(S) == 2 ? vector / 4 : 0]);
   return mul(c, s);
 }
 
@@ -120,38 +126,47 @@ inline I32 dot_any(I32 acc, Bytes codes, Bytes x) {
 
 constexpr int SLICE = 64;  // groups of a panel pair that are unpacked at a time: 64 KiB of codes, for all rows
 
-// A slice of a panel pair, unpacked for many rows: codes [group][8][P][64], scales [group][halves][P][16], minima [group][P][16].
-struct Scratch {
+// A slice of a panel pair, unpacked for many rows: codes [group][8][P][64], scales [group][halves][P][16], minima [group][minima][P][16].
+struct Slice {
   alignas(64) uint8_t codes[SLICE * 2 * 512];
-  alignas(64) float scales[SLICE * 2 * 2 * PANEL], minima[SLICE * 2 * PANEL];
-  std::vector<float> sums;  // of the slices so far, [row][P][16]
+  alignas(64) float scales[SLICE * 2 * 2 * PANEL], minima[SLICE * 2 * 2 * PANEL];
+};
+
+struct Scratch {
+  Slice slice;
+  std::vector<Slice> slices;  // all of a panel pair, where unpacking again for an outlier would cost too much
+  std::vector<float> sums;    // of the slices so far, [row][P][16]
 };
 
 template <Codes C, Scales S, int P>
-void unpack(const Weight& w, int panel, int first, int count, Scratch& out) {
-  constexpr int H = halves_of(S);
+void unpack(const Weight& w, int panel, int first, int count, Slice& out) {
+  constexpr int H = halves_of(S), M = minima_of(S);
   for (int p = 0; p < P; p++) {
     const PanelPlanes planes(w, panel + p);
     for (int g = 0; g < count; g++) {
       Bytes codes[8];
-      F32 scale[2], minimum;
-      load_codes<C>(planes, first + g, codes);
-      load_scales<S>(planes, first + g, scale, minimum);
+      F32 scale[2], minimum[2];
+      load_group<C, S>(planes, first + g, codes, scale, minimum);
       for (int j = 0; j < 8; j++) store_bytes(&out.codes[((size_t(g) * 8 + j) * P + p) * 64], codes[j]);
       for (int h = 0; h < H; h++) store(&out.scales[((size_t(g) * H + h) * P + p) * PANEL], scale[h]);
-      if constexpr (has_minimum(S)) store(&out.minima[(size_t(g) * P + p) * PANEL], minimum);
+      for (int m = 0; m < M; m++) store(&out.minima[((size_t(g) * M + m) * P + p) * PANEL], minimum[m]);
     }
   }
 }
 
 // T rows x P panels from a slice of unpacked codes, added to acc: what prefill runs.
-template <bool WIDE, int H, bool MIN, int T, int P>
-inline void tile(const Scratch& w, int zero, const QuantRows& x, int row, int first, int count, F32 (&acc)[T][P]) {
+template <bool WIDE, int H, int M, int T, int P>
+inline void tile(const Slice& w, int zero, const QuantRows& x, int row, int first, int count, F32 (&acc)[T][P]) {
   const int groups = x.inputs / GROUP;
   const int8_t* codes = x.codes + size_t(row) * x.inputs + first * GROUP;
   const size_t at = size_t(row) * groups + first;
-  const float *scale = x.scale + at, *scaled_sum = x.scaled_sum + at;
+  const float* scale = x.scale + at;
+  const float* scaled_sum = M == 2 ? x.scaled_halves + at * 2 : x.scaled_sum + at;
   const int32_t* sums = x.sums + at * 2;
+  F32 local[T][P];  // a copy that nothing can alias stays in registers
+#pragma GCC unroll 8
+  for (int t = 0; t < T; t++)
+    for (int p = 0; p < P; p++) local[t][p] = acc[t][p];
   for (int g = 0; g < count; g++) {
 #pragma GCC unroll 2
     for (int h = 0; h < H; h++) {
@@ -159,7 +174,7 @@ inline void tile(const Scratch& w, int zero, const QuantRows& x, int row, int fi
 #pragma GCC unroll 8
       for (int t = 0; t < T; t++) {
         const int32_t* s = sums + (size_t(t) * groups + g) * 2;
-        const int32_t from = MIN ? 0 : start<WIDE>(zero, H == 1 ? s[0] + s[1] : s[h]);  // a minimum means that zero is 0
+        const int32_t from = M ? 0 : start<WIDE>(zero, H == 1 ? s[0] + s[1] : s[h]);  // a minimum means that zero is 0
         for (int p = 0; p < P; p++) d[t][p] = isplat(from);
       }
       const uint8_t* c = &w.codes[(size_t(g) * 8 + h * 4) * P * 64];
@@ -178,17 +193,23 @@ inline void tile(const Scratch& w, int zero, const QuantRows& x, int row, int fi
         const F32 sx = splat(scale[size_t(t) * groups + g]);
         for (int p = 0; p < P; p++) {
           const F32 s = load(&w.scales[((size_t(g) * H + h) * P + p) * PANEL]);
-          acc[t][p] = fma(to_f32(d[t][p]), mul(s, sx), acc[t][p]);
+          local[t][p] = fma(to_f32(d[t][p]), mul(s, sx), local[t][p]);
         }
       }
     }
-    if constexpr (MIN) {
+#pragma GCC unroll 2
+    for (int m = 0; m < M; m++) {
 #pragma GCC unroll 8
       for (int t = 0; t < T; t++)
-        for (int p = 0; p < P; p++)
-          acc[t][p] = fma(load(&w.minima[(size_t(g) * P + p) * PANEL]), splat(scaled_sum[size_t(t) * groups + g]), acc[t][p]);
+        for (int p = 0; p < P; p++) {
+          const float sum = scaled_sum[(size_t(t) * groups + g) * M + m];
+          local[t][p] = fma(load(&w.minima[((size_t(g) * M + m) * P + p) * PANEL]), splat(sum), local[t][p]);
+        }
     }
   }
+#pragma GCC unroll 8
+  for (int t = 0; t < T; t++)
+    for (int p = 0; p < P; p++) acc[t][p] = local[t][p];
 }
 
 constexpr size_t AHEAD = 4096;  // bytes of codes that decode asks for ahead: a page, where the hardware's own prefetching stops
@@ -197,12 +218,13 @@ constexpr size_t AHEAD = 4096;  // bytes of codes that decode asks for ahead: a 
 // per dot, so that their latencies overlap.
 template <Codes C, Scales S, int T>
 inline void packed_tile(const Weight& w, int panel, const QuantRows& x, int row, F32 (&acc)[T]) {
-  constexpr int H = halves_of(S), CODE_BYTES = C == Codes::bytes ? 512 : 256;
-  constexpr bool WIDE = C == Codes::bytes;
+  constexpr int H = halves_of(S), M = minima_of(S), CODE_BYTES = code_bytes(C);
+  constexpr bool WIDE = is_wide(C);
   const int groups = w.groups(), zero = w.zero;
   const PanelPlanes planes(w, panel);
   const int8_t* codes_of_x = x.codes + size_t(row) * x.inputs;
-  const float *scale_of_x = x.scale + size_t(row) * groups, *sum_of_x = x.scaled_sum + size_t(row) * groups;
+  const float* scale_of_x = x.scale + size_t(row) * groups;
+  const float* sum_of_x = M == 2 ? x.scaled_halves + size_t(row) * groups * 2 : x.scaled_sum + size_t(row) * groups;
   const int32_t* sums_of_x = x.sums + size_t(row) * groups * 2;
   F32 local[T];  // a copy that nothing can alias stays in registers
 #pragma GCC unroll 8
@@ -210,9 +232,8 @@ inline void packed_tile(const Weight& w, int panel, const QuantRows& x, int row,
   for (int g = 0; g < groups; g++) {
     for (int b = 0; b < CODE_BYTES; b += 64) __builtin_prefetch(planes.code + size_t(g) * CODE_BYTES + b + AHEAD);
     Bytes codes[8];
-    F32 scale[2], minimum;
-    load_codes<C>(planes, g, codes);
-    load_scales<S>(planes, g, scale, minimum);
+    F32 scale[2], minimum[2];
+    load_group<C, S>(planes, g, codes, scale, minimum);
 #pragma GCC unroll 8
     for (int t = 0; t < T; t++) {
       const int at = t * groups + g;
@@ -232,7 +253,8 @@ inline void packed_tile(const Weight& w, int panel, const QuantRows& x, int row,
         local[t] = fma(to_f32(d0), mul(scale[0], sx), local[t]);
         local[t] = fma(to_f32(d1), mul(scale[1], sx), local[t]);
       }
-      if constexpr (has_minimum(S)) local[t] = fma(minimum, splat(sum_of_x[at]), local[t]);
+#pragma GCC unroll 2
+      for (int m = 0; m < M; m++) local[t] = fma(minimum[m], splat(sum_of_x[at * M + m]), local[t]);
     }
   }
 #pragma GCC unroll 8
@@ -322,13 +344,13 @@ void form_rows(const Weight& w, int panel, const QuantRows& x, const Outliers& o
   scratch.sums.resize(size_t(x.rows) * P * PANEL);
   for (int first = 0; first < groups; first += SLICE) {
     const int count = groups - first < SLICE ? groups - first : SLICE;
-    unpack<C, S, P>(w, panel, first, count, scratch);
+    unpack<C, S, P>(w, panel, first, count, scratch.slice);
     in_tiles<TILE_ROWS, P>(
         x.rows,
         [&](int row, auto& acc) {
           for (size_t t = 0; t < sizeof acc / sizeof acc[0]; t++)
             for (int p = 0; p < P; p++) acc[t][p] = first ? load(&scratch.sums[((row + t) * P + p) * PANEL]) : splat(0.f);
-          tile<C == Codes::bytes, halves_of(S), has_minimum(S)>(scratch, w.zero, x, row, first, count, acc);
+          tile<is_wide(C), halves_of(S), minima_of(S)>(scratch.slice, w.zero, x, row, first, count, acc);
         },
         [&](int row, auto& acc) {
           if (first + count == groups) return finish(row, acc);
@@ -338,12 +360,110 @@ void form_rows(const Weight& w, int panel, const QuantRows& x, const Outliers& o
   }
 }
 
+// What is done with each finished row, behind a pointer: one copy of the kernels below serves all callers.
+template <int P>
+struct RowUse {
+  void* use;
+  void (*call)(void*, int row, F32 (&acc)[1][P]);
+
+  template <class Use>
+  explicit RowUse(Use& f) : use(&f), call([](void* g, int row, F32 (&acc)[1][P]) { (*static_cast<Use*>(g))(row, acc); }) {}
+  void operator()(int row, F32* acc) const { call(use, row, *reinterpret_cast<F32(*)[1][P]>(acc)); }
+};
+
+// The weights of one input, from a slice.
+template <int H, int M, int P>
+inline F32 unpacked_column(const Slice& w, int zero, int group, int vector, int byte, int p) {
+  const I32 code = field(load_bytes(&w.codes[((size_t(group) * 8 + vector) * P + p) * 64]), byte * 8, 255);
+  const F32 c = sub(to_f32(code), splat(float(zero)));
+  const F32 s = load(&w.scales[((size_t(group) * H + (H == 2 ? vector / 4 : 0)) * P + p) * PANEL]);
+  if constexpr (M) return fma(c, s, load(&w.minima[((size_t(group) * M + (M == 2 ? vector / 4 : 0)) * P + p) * PANEL]));
+  return mul(c, s);
+}
+
+// All rows, from slices that unpack_slice(number, first group, groups) fills.
+template <bool WIDE, int H, int M, int P, class Unpack>
+inline void unpacked_rows(const Weight& w, const QuantRows& x, const Outliers& outliers, Scratch& scratch, Unpack&& unpack_slice,
+                          const RowUse<P>& use) {
+  const int groups = w.groups();
+  const auto& slices = scratch.slices;
+  scratch.sums.resize(size_t(x.rows) * P * PANEL);
+  for (int first = 0; first < groups; first += SLICE) {
+    const int count = groups - first < SLICE ? groups - first : SLICE;
+    unpack_slice(first / SLICE, first, count);
+    in_tiles<TILE_ROWS, P>(
+        x.rows,
+        [&](int row, auto& acc) {
+          for (size_t t = 0; t < sizeof acc / sizeof acc[0]; t++)
+            for (int p = 0; p < P; p++) acc[t][p] = first ? load(&scratch.sums[((row + t) * P + p) * PANEL]) : splat(0.f);
+          tile<WIDE, H, M>(slices[first / SLICE], w.zero, x, row, first, count, acc);
+        },
+        [&](int row, auto& acc) {
+          for (int t = 0; t < int(sizeof acc / sizeof acc[0]); t++) {
+            if (first + count < groups) {
+              for (int p = 0; p < P; p++) store(&scratch.sums[(size_t(row + t) * P + p) * PANEL], acc[t][p]);
+              continue;
+            }
+            for (int i = outliers.starts[row + t]; i < outliers.starts[row + t + 1]; i++) {
+              const auto& [input, value] = outliers.all[i];
+              const int g = input / GROUP, vector = input % GROUP / 4;
+              for (int p = 0; p < P; p++) {
+                const F32 column = unpacked_column<H, M, P>(slices[g / SLICE], w.zero, g % SLICE, vector, input % 4, p);
+                acc[t][p] = fma(column, splat(value), acc[t][p]);
+              }
+            }
+            use(row + t, acc[t]);
+          }
+        });
+  }
+}
+
+// Few rows are computed from the packed form, again for every tile of them; looking up a grid costs more than all else, so there it is one.
+constexpr int low_bit_packed_rows(Codes c) { return is_grid(c) || c == Codes::trits ? 1 : 4; }
+
+template <Codes C, Scales S, int P>
+[[gnu::noinline]] void low_bit_rows(const Weight& w, int panel, const QuantRows& x, const Outliers& outliers, Scratch& scratch,
+                                    const RowUse<P>& use) {
+  if (x.rows <= low_bit_packed_rows(C)) {
+    in_tiles<low_bit_packed_rows(C), P>(
+        x.rows,
+        [&](int row, auto& acc) {
+          constexpr int T = sizeof acc / sizeof acc[0];
+          for (int p = 0; p < P; p++) {
+            F32 one[T];
+            packed_tile<C, S>(w, panel + p, x, row, one);
+            for (int t = 0; t < T; t++) acc[t][p] = one[t];
+          }
+        },
+        [&](int row, auto& acc) {
+          const PanelPlanes planes[2] = {PanelPlanes(w, panel), PanelPlanes(w, panel + P - 1)};
+          for (int t = 0; t < int(sizeof acc / sizeof acc[0]); t++) {
+            for (int i = outliers.starts[row + t]; i < outliers.starts[row + t + 1]; i++) {
+              const auto& [input, value] = outliers.all[i];
+              for (int p = 0; p < P; p++) acc[t][p] = fma(column<C, S>(planes[p], w.zero, input), splat(value), acc[t][p]);
+            }
+            use(row + t, acc[t]);
+          }
+        });
+    return;
+  }
+  const size_t slices = (w.groups() + SLICE - 1) / SLICE;
+  if (scratch.slices.size() < slices) scratch.slices.resize(slices);
+  unpacked_rows<is_wide(C), halves_of(S), minima_of(S), P>(
+      w, x, outliers, scratch, [&](int slice, int first, int count) { unpack<C, S, P>(w, panel, first, count, scratch.slices[slice]); },
+      use);
+}
+
 // use(row, acc[T][P]) for all rows of one or two panels, whatever the form.
 template <int P, class Use>
 void any_form_rows(const Weight& w, int panel, const QuantRows& x, const Outliers& outliers, Scratch& scratch, Use&& use) {
-#define EVERWARM_TYPE(name, code, scale, zero, inputs, bytes) \
-  if (w.codes == Codes::code && w.scales == Scales::scale)    \
-    return form_rows<Codes::code, Scales::scale, P>(w, panel, x, outliers, scratch, use);
+#define EVERWARM_TYPE(name, code, scale, zero, inputs, bytes)                                             \
+  if (w.codes == Codes::code && w.scales == Scales::scale) {                                              \
+    if constexpr (is_low_bit(Codes::code))                                                                \
+      return low_bit_rows<Codes::code, Scales::scale, P>(w, panel, x, outliers, scratch, RowUse<P>(use)); \
+    else                                                                                                  \
+      return form_rows<Codes::code, Scales::scale, P>(w, panel, x, outliers, scratch, use);               \
+  }
   EVERWARM_QUANTISED_TYPES(EVERWARM_TYPE)
 #undef EVERWARM_TYPE
 }
@@ -367,8 +487,9 @@ inline int row_block(int inputs) {
 
 inline QuantRows rows_from(const QuantRows& x, int first, int count) {
   const size_t at = size_t(first) * (x.inputs / GROUP);
-  return {count,          x.inputs,         x.codes + size_t(first) * x.inputs, x.scale + at, x.scaled_sum + at, x.sums + 2 * at,
-          x.outlier + at, x.outlier_at + at};
+  return {count,           x.inputs,          x.codes + size_t(first) * x.inputs,
+          x.scale + at,    x.scaled_sum + at, x.scaled_halves + 2 * at,
+          x.sums + 2 * at, x.outlier + at,    x.outlier_at + at};
 }
 
 inline Scratch& scratch_of_thread() {

@@ -8,6 +8,7 @@
 
 namespace everwarm {
 
+struct BlockCodes;
 struct BlockScales;
 
 // A row of types.h. A form of a quantised type is a copy of `quantised` with a shape and memory; of a float type, a copy of `floats`.
@@ -16,7 +17,7 @@ struct TensorType {
   int block_inputs, block_bytes;  // a float type has blocks of one input
   Weight quantised;
   FloatWeight floats;
-  void (*read_codes)(const uint8_t* block, uint8_t* codes);  // null in a float type
+  void (*read_codes)(const uint8_t* block, BlockCodes& codes);  // null in a float type
   void (*read_scales)(const uint8_t* block, BlockScales& scales);
 
   bool is_quantised() const { return read_codes != nullptr; }

@@ -71,6 +71,7 @@ inline void quantize_group(F32 a, F32 b, const QuantOut& q, size_t at) {
   q.sums[2 * at] = low, q.sums[2 * at + 1] = high;
   q.scale[at] = greatest / 127.f;
   q.scaled_sum[at] = q.scale[at] * float(low + high);
+  q.scaled_halves[2 * at] = q.scale[at] * float(low), q.scaled_halves[2 * at + 1] = q.scale[at] * float(high);
 }
 
 inline void quantize_row(const float* x, const QuantOut& q, int row) {

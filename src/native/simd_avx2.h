@@ -103,14 +103,14 @@ inline Bytes load_bytes(const uint8_t* p) { return {_mm256_loadu_si256((const __
 inline void store_bytes(uint8_t* p, Bytes x) { _mm256_storeu_si256((__m256i*)p, x.a), _mm256_storeu_si256((__m256i*)(p + 32), x.b); }
 inline Bytes low_nibbles(Bytes x) { return {_mm256_and_si256(x.a, _mm256_set1_epi8(15)), _mm256_and_si256(x.b, _mm256_set1_epi8(15))}; }
 inline Bytes high_nibbles(Bytes x) { return low_nibbles({_mm256_srli_epi16(x.a, 4), _mm256_srli_epi16(x.b, 4)}); }
-template <int J>
+template <int J, int AT = 4>
 inline void add_bit(Bytes& code, Bytes plane) {
-  const auto at4 = [](__m256i v) {
-    return J <= 4 ? _mm256_slli_epi16(v, 4 - (J <= 4 ? J : 4)) : _mm256_srli_epi16(v, (J > 4 ? J : 4) - 4);
+  const auto moved = [](__m256i v) {
+    return J <= AT ? _mm256_slli_epi16(v, AT - (J <= AT ? J : AT)) : _mm256_srli_epi16(v, (J > AT ? J : AT) - AT);
   };
-  const __m256i mask = _mm256_set1_epi8(0x10);
-  code.a = _mm256_or_si256(code.a, _mm256_and_si256(at4(plane.a), mask));
-  code.b = _mm256_or_si256(code.b, _mm256_and_si256(at4(plane.b), mask));
+  const __m256i mask = _mm256_set1_epi8(1 << AT);
+  code.a = _mm256_or_si256(code.a, _mm256_and_si256(moved(plane.a), mask));
+  code.b = _mm256_or_si256(code.b, _mm256_and_si256(moved(plane.b), mask));
 }
 template <int J>
 inline void add_pair(Bytes& code, Bytes plane) {
@@ -118,6 +118,76 @@ inline void add_pair(Bytes& code, Bytes plane) {
   const __m256i mask = _mm256_set1_epi8(0x30);
   code.a = _mm256_or_si256(code.a, _mm256_and_si256(at4(plane.a), mask));
   code.b = _mm256_or_si256(code.b, _mm256_and_si256(at4(plane.b), mask));
+}
+template <int J>
+inline Bytes pair_of_bits(Bytes plane) {
+  const __m256i three = _mm256_set1_epi8(3);
+  return {_mm256_and_si256(_mm256_srli_epi16(plane.a, 2 * J), three), _mm256_and_si256(_mm256_srli_epi16(plane.b, 2 * J), three)};
+}
+inline Bytes load_sixteen(const uint8_t* p) {
+  const __m256i x = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)p));
+  return {x, x};
+}
+inline Bytes look_up(Bytes sixteen, Bytes x) { return {_mm256_shuffle_epi8(sixteen.a, x.a), _mm256_shuffle_epi8(sixteen.b, x.b)}; }
+inline Bytes nibbles_as_words(const uint8_t* p) {
+  const __m128i x = _mm_and_si128(_mm_loadu_si128((const __m128i*)p), _mm_set1_epi8(15));
+  const auto twice = [](__m256i v) { return _mm256_or_si256(v, _mm256_slli_epi32(v, 16)); };
+  return {twice(_mm256_cvtepu8_epi32(x)), twice(_mm256_cvtepu8_epi32(_mm_srli_si128(x, 8)))};
+}
+inline Bytes times_words(Bytes x, Bytes words) { return {_mm256_mullo_epi16(x.a, words.a), _mm256_mullo_epi16(x.b, words.b)}; }
+inline Bytes reflect_where(Bytes x, const uint8_t* bits, int twice) {
+  const __m256i spread = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
+  const __m256i each = _mm256_set1_epi64x(int64_t(0x8040201008040201)), both = _mm256_set1_epi8(char(twice));
+  const auto reflected = [&](__m256i v, const uint8_t* from) {
+    int32_t word;
+    __builtin_memcpy(&word, from, 4);
+    const __m256i bit = _mm256_and_si256(_mm256_shuffle_epi8(_mm256_set1_epi32(word), spread), each);
+    return _mm256_blendv_epi8(v, _mm256_sub_epi8(both, v), _mm256_cmpeq_epi8(bit, each));
+  };
+  return {reflected(x.a, bits), reflected(x.b, bits + 4)};
+}
+template <int UPPER>
+inline void join_indices(const uint8_t* low, const uint8_t* upper, uint16_t* out) {
+  const __m256i each = _mm256_setr_epi16(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, short(32768));
+  __m256i x = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)low));
+  for (int b = 0; b < UPPER; b++) {
+    int16_t mask;
+    __builtin_memcpy(&mask, upper + 2 * b, 2);
+    const __m256i set = _mm256_cmpeq_epi16(_mm256_and_si256(_mm256_set1_epi16(mask), each), each);
+    x = _mm256_or_si256(x, _mm256_and_si256(set, _mm256_set1_epi16(short(0x100 << b))));
+  }
+  _mm256_storeu_si256((__m256i*)out, x);
+}
+template <class Index>
+inline Bytes rows_of_four(const uint32_t* rows, const Index* i) {
+  const auto eight = [rows](const Index* k) {
+    return _mm256_setr_epi32(rows[k[0]], rows[k[1]], rows[k[2]], rows[k[3]], rows[k[4]], rows[k[5]], rows[k[6]], rows[k[7]]);
+  };
+  return {eight(i), eight(i + 8)};
+}
+template <class Index>
+inline void rows_of_eight(const uint64_t* rows, const Index* i, Bytes& first, Bytes& last) {
+  const auto two = [&](int k) { return _mm_set_epi64x(int64_t(rows[i[k + 1]]), int64_t(rows[i[k]])); };
+  const auto four = [&](int k) { return _mm256_castsi256_ps(_mm256_inserti128_si256(_mm256_castsi128_si256(two(k)), two(k + 4), 1)); };
+  const __m256 a = four(0), b = four(2), c = four(8), d = four(10);
+  first = {_mm256_castps_si256(_mm256_shuffle_ps(a, b, 0x88)), _mm256_castps_si256(_mm256_shuffle_ps(c, d, 0x88))};
+  last = {_mm256_castps_si256(_mm256_shuffle_ps(a, b, 0xdd)), _mm256_castps_si256(_mm256_shuffle_ps(c, d, 0xdd))};
+}
+inline F32 load_power(const uint8_t* p) {
+  const auto power = [](__m256i e) {
+    const __m256i one = _mm256_set1_epi32(1), small = _mm256_slli_epi32(_mm256_add_epi32(_mm256_and_si256(e, one), one), 21);
+    return _mm256_castsi256_ps(_mm256_max_epi32(_mm256_slli_epi32(_mm256_sub_epi32(e, one), 23), small));
+  };
+  const __m128i x = _mm_loadu_si128((const __m128i*)p);
+  return {power(_mm256_cvtepu8_epi32(x)), power(_mm256_cvtepu8_epi32(_mm_srli_si128(x, 8)))};
+}
+inline F32 load_float8(const uint8_t* p) {
+  const auto value = [](__m256i v) {
+    const __m256i most = _mm256_set1_epi32(127), bits = _mm256_slli_epi32(_mm256_and_si256(v, most), 20);
+    return _mm256_mul_ps(_mm256_castsi256_ps(_mm256_andnot_si256(_mm256_cmpeq_epi32(v, most), bits)), _mm256_set1_ps(0x1p119f));
+  };
+  const __m128i x = _mm_loadu_si128((const __m128i*)p);
+  return {value(_mm256_cvtepu8_epi32(x)), value(_mm256_cvtepu8_epi32(_mm_srli_si128(x, 8)))};
 }
 inline I32 field(Bytes x, int bit, int mask) {
   const __m128i count = _mm_cvtsi32_si128(bit);

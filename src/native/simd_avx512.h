@@ -83,16 +83,76 @@ inline Bytes load_bytes(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
 inline void store_bytes(uint8_t* p, Bytes a) { _mm512_storeu_si512(p, a.v); }
 inline Bytes low_nibbles(Bytes a) { return {_mm512_and_si512(a.v, _mm512_set1_epi8(15))}; }
 inline Bytes high_nibbles(Bytes a) { return {_mm512_and_si512(_mm512_srli_epi16(a.v, 4), _mm512_set1_epi8(15))}; }
-// Bit J of each byte of `plane` becomes bit 4 of the code; pair J of bits becomes bits 4 and 5.
-template <int J>
+// Bit J of each byte of `plane` becomes bit AT of the code; pair J of bits becomes bits 4 and 5.
+template <int J, int AT = 4>
 inline void add_bit(Bytes& code, Bytes plane) {
-  const __m512i at4 = J <= 4 ? _mm512_slli_epi16(plane.v, 4 - (J <= 4 ? J : 4)) : _mm512_srli_epi16(plane.v, (J > 4 ? J : 4) - 4);
-  code.v = _mm512_or_si512(code.v, _mm512_and_si512(at4, _mm512_set1_epi8(0x10)));
+  const __m512i moved = J <= AT ? _mm512_slli_epi16(plane.v, AT - (J <= AT ? J : AT)) : _mm512_srli_epi16(plane.v, (J > AT ? J : AT) - AT);
+  code.v = _mm512_or_si512(code.v, _mm512_and_si512(moved, _mm512_set1_epi8(1 << AT)));
 }
 template <int J>
 inline void add_pair(Bytes& code, Bytes plane) {
   const __m512i at4 = J <= 2 ? _mm512_slli_epi16(plane.v, 4 - 2 * (J <= 2 ? J : 2)) : _mm512_srli_epi16(plane.v, 2);
   code.v = _mm512_or_si512(code.v, _mm512_and_si512(at4, _mm512_set1_epi8(0x30)));
+}
+template <int J>
+inline Bytes pair_of_bits(Bytes plane) {  // J of each byte
+  return {_mm512_and_si512(_mm512_srli_epi16(plane.v, 2 * J), _mm512_set1_epi8(3))};
+}
+inline Bytes load_sixteen(const uint8_t* p) { return {_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)p))}; }  // four times
+inline Bytes look_up(Bytes sixteen, Bytes nibbles) { return {_mm512_shuffle_epi8(sixteen.v, nibbles.v)}; }
+inline Bytes nibbles_as_words(const uint8_t* p) {  // the low nibble of each of sixteen bytes in both words of its lane
+  const __m512i x = _mm512_and_si512(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)), _mm512_set1_epi32(15));
+  return {_mm512_or_si512(x, _mm512_slli_epi32(x, 16))};
+}
+// Each byte times the number in its word; no product may pass 255.
+inline Bytes times_words(Bytes a, Bytes words) { return {_mm512_mullo_epi16(a.v, words.v)}; }
+// twice - a where a bit is set, else a.
+inline Bytes reflect_where(Bytes a, const uint8_t* bits, int twice) {
+  uint64_t mask;
+  __builtin_memcpy(&mask, bits, 8);
+  return {_mm512_mask_sub_epi8(a.v, mask, _mm512_set1_epi8(char(twice)), a.v)};
+}
+// Sixteen bytes and, for each of UPPER more bits, sixteen bits: sixteen numbers.
+template <int UPPER>
+inline void join_indices(const uint8_t* low, const uint8_t* upper, uint16_t* out) {
+  __m256i x = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)low));
+  for (int b = 0; b < UPPER; b++) {
+    uint16_t mask;
+    __builtin_memcpy(&mask, upper + 2 * b, 2);
+    x = _mm256_mask_add_epi16(x, mask, x, _mm256_set1_epi16(short(0x100 << b)));
+  }
+  _mm256_storeu_si256((__m256i*)out, x);
+}
+// Rows of four bytes, one for each output.
+template <class Index>
+inline Bytes rows_of_four(const uint32_t* rows, const Index* i) {
+  return {_mm512_setr_epi32(rows[i[0]], rows[i[1]], rows[i[2]], rows[i[3]], rows[i[4]], rows[i[5]], rows[i[6]], rows[i[7]], rows[i[8]],
+                            rows[i[9]], rows[i[10]], rows[i[11]], rows[i[12]], rows[i[13]], rows[i[14]], rows[i[15]])};
+}
+// Rows of eight bytes: their first four and their last four. Outputs 0, 1, 4, 5, ... and 2, 3, 6, 7, ... are loaded together, so that a
+// shuffle within lanes brings them into order.
+template <class Index>
+inline void rows_of_eight(const uint64_t* rows, const Index* i, Bytes& first, Bytes& last) {
+  const auto two = [&](int k) { return _mm_set_epi64x(int64_t(rows[i[k + 1]]), int64_t(rows[i[k]])); };
+  const auto eight = [&](int k) {
+    const __m256i low = _mm256_inserti128_si256(_mm256_castsi128_si256(two(k)), two(k + 4), 1);
+    const __m256i high = _mm256_inserti128_si256(_mm256_castsi128_si256(two(k + 8)), two(k + 12), 1);
+    return _mm512_castsi512_ps(_mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1));
+  };
+  const __m512 a = eight(0), b = eight(2);
+  first = {_mm512_castps_si512(_mm512_shuffle_ps(a, b, 0x88))}, last = {_mm512_castps_si512(_mm512_shuffle_ps(a, b, 0xdd))};
+}
+// 2^(e - 128) for sixteen bytes e.
+inline F32 load_power(const uint8_t* p) {
+  const __m512i e = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)), one = _mm512_set1_epi32(1);
+  const __m512i small = _mm512_slli_epi32(_mm512_add_epi32(_mm512_and_si512(e, one), one), 21);  // right below 2
+  return {_mm512_castsi512_ps(_mm512_max_epi32(_mm512_slli_epi32(_mm512_sub_epi32(e, one), 23), small))};
+}
+// Half of sixteen unsigned floats of 4 bits of exponent and 3 of mantissa; a byte of 127 is 0, else the highest bit means nothing.
+inline F32 load_float8(const uint8_t* p) {
+  const __m512i x = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)), most = _mm512_set1_epi32(127);
+  const __m512 value = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_and_si512(x, most), 20));
+  return {_mm512_maskz_mul_ps(_mm512_cmpneq_epi32_mask(x, most), value, _mm512_set1_ps(0x1p119f))};
 }
 inline I32 field(Bytes a, int bit, int mask) {  // of each dword; within one byte of it
   return {_mm512_and_si512(_mm512_srl_epi32(a.v, _mm_cvtsi32_si128(bit)), _mm512_set1_epi32(mask))};

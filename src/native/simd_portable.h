@@ -114,13 +114,64 @@ inline Bytes load_bytes(const uint8_t* p) { Bytes r; std::memcpy(r.v, p, 64); re
 inline void store_bytes(uint8_t* p, Bytes a) { std::memcpy(p, a.v, 64); }
 inline Bytes low_nibbles(Bytes a) { for (auto& b : a.v) b &= 15; return a; }
 inline Bytes high_nibbles(Bytes a) { for (auto& b : a.v) b >>= 4; return a; }
-template <int J>
+template <int J, int AT = 4>
 inline void add_bit(Bytes& code, Bytes plane) {
-  for (int i = 0; i < 64; i++) code.v[i] |= uint8_t((plane.v[i] >> J & 1) << 4);
+  for (int i = 0; i < 64; i++) code.v[i] |= uint8_t((plane.v[i] >> J & 1) << AT);
 }
 template <int J>
 inline void add_pair(Bytes& code, Bytes plane) {
   for (int i = 0; i < 64; i++) code.v[i] |= uint8_t((plane.v[i] >> 2 * J & 3) << 4);
+}
+template <int J>
+inline Bytes pair_of_bits(Bytes plane) { for (auto& b : plane.v) b = b >> 2 * J & 3; return plane; }
+inline Bytes load_sixteen(const uint8_t* p) { Bytes r; for (int i = 0; i < 64; i++) r.v[i] = p[i % 16]; return r; }
+inline Bytes look_up(Bytes sixteen, Bytes a) { for (auto& b : a.v) b = sixteen.v[b]; return a; }
+inline Bytes nibbles_as_words(const uint8_t* p) {
+  Bytes r;
+  for (int i = 0; i < 64; i++) r.v[i] = i % 2 ? 0 : p[i / 4] & 15;
+  return r;
+}
+inline Bytes times_words(Bytes a, Bytes words) { for (int i = 0; i < 64; i++) a.v[i] = uint8_t(a.v[i] * words.v[i / 2 * 2]); return a; }
+inline Bytes reflect_where(Bytes a, const uint8_t* bits, int twice) {
+  for (int i = 0; i < 64; i++) a.v[i] = bits[i / 8] >> i % 8 & 1 ? uint8_t(twice - a.v[i]) : a.v[i];
+  return a;
+}
+template <int UPPER>
+inline void join_indices(const uint8_t* low, const uint8_t* upper, uint16_t* out) {
+  EACH {
+    out[i] = low[i];
+    for (int b = 0; b < UPPER; b++) out[i] |= uint16_t((upper[2 * b + i / 8] >> i % 8 & 1) << (8 + b));
+  }
+}
+template <class Index>
+inline Bytes rows_of_four(const uint32_t* rows, const Index* index) {
+  Bytes r;
+  EACH std::memcpy(r.v + 4 * i, rows + index[i], 4);
+  return r;
+}
+template <class Index>
+inline void rows_of_eight(const uint64_t* rows, const Index* index, Bytes& first, Bytes& last) {
+  EACH {
+    const uint32_t low = uint32_t(rows[index[i]]), high = uint32_t(rows[index[i]] >> 32);
+    std::memcpy(first.v + 4 * i, &low, 4), std::memcpy(last.v + 4 * i, &high, 4);
+  }
+}
+inline F32 load_power(const uint8_t* p) {
+  F32 r;
+  EACH {
+    const uint32_t bits = p[i] < 2 ? 0x00200000u << p[i] : uint32_t(p[i] - 1) << 23;
+    std::memcpy(&r.v[i], &bits, 4);
+  }
+  return r;
+}
+inline F32 load_float8(const uint8_t* p) {
+  F32 r;
+  EACH {
+    const uint32_t bits = p[i] == 127 ? 0 : uint32_t(p[i] & 127) << 20;
+    std::memcpy(&r.v[i], &bits, 4);
+    r.v[i] *= 0x1p119f;
+  }
+  return r;
 }
 inline I32 field(Bytes a, int bit, int mask) { I32 r; EACH r.v[i] = a.v[4 * i + bit / 8] >> bit % 8 & mask; return r; }
 inline Bytes splat_quad(const int8_t* p) { Bytes r; EACH std::memcpy(r.v + 4 * i, p, 4); return r; }

@@ -417,7 +417,7 @@ class TestRefused:
         for kind, outputs, inputs in (
             ("Q4_0", 4, 33),
             ("Q4_K", 4, 128),
-            ("IQ1_S", 4, 256),
+            ("Q8_K", 4, 256),
             ("Q4_0", 0, 32),
             ("Q4_0", 4, -32),
         ):

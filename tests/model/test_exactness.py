@@ -21,6 +21,9 @@ TINY = [
     Tiny(context=2048, type="Q4_K", architecture="qwen2", biases=True),
     Tiny(context=2048, type="Q6_K", tied=False, metadata={"attention.sliding_window": 100}),
     Tiny(context=2048, type="Q4_0", architecture="qwen3", qk_norm=True),
+    Tiny(context=2048, type="Q2_K", architecture="qwen2", biases=True),
+    Tiny(context=2048, type="IQ3_S", tied=False),
+    Tiny(context=2048, type="MXFP4"),
     Tiny(context=2048, type="Q8_0", heads=6, kv_heads=1, head_dim=32, rope_factors=True),
 ]
 

@@ -292,7 +292,7 @@ def test_packing_in_the_background_does_not_wait_for_the_step_that_waits_for_it(
 
 
 @pytest.mark.parametrize("backend", ["native", "reference"])
-@pytest.mark.parametrize("kind", ["F32", "F16", "Q4_0", "Q4_1", "Q5_1", "Q8_0", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize("kind", ["F32", "F16", "Q4_0", "Q4_1", "Q5_1", "Q8_0", "Q4_K", "Q6_K", "Q2_K", "IQ2_XXS"])
 def test_rows_of_the_embedding_are_read_by_themselves_and_are_the_same(
     tmp_path: Path, home: Path, backend: str, kind: str
 ) -> None:
