@@ -46,16 +46,21 @@ constexpr size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; 
 constexpr bool is_low_bit(Codes c) { return c >= Codes::two; }
 constexpr bool is_wide(Codes c) { return c == Codes::bytes || c == Codes::iq4; }  // codes up to 255
 
-// Codes that are rows of a grid. A group has GROUP / row indices for each output. They lie in memory as their low bytes, [index][16];
-// a sign bit for each weight, if there are signs, [vector][64 bits]; their upper bits, [index][bit][16 bits].
+// Codes that are rows of a grid. A group has GROUP / row indices for each output; 4 of each of the sixteen outputs are a batch of 64.
+// They lie in memory as their low bytes, [batch][64]; a sign bit for each weight, if there are signs, [vector][64 bits]; their upper bits,
+// [batch][bit][64 bits].
 struct GridShape {
   int row, upper_bits;
   bool signs;
   constexpr int indices() const { return GROUP / row; }
-  constexpr int signs_at() const { return indices() * PANEL; }
+  constexpr int batches() const { return indices() / 4; }
+  constexpr int signs_at() const { return batches() * 64; }
   constexpr int upper_at() const { return signs_at() + (signs ? PANEL * GROUP / 8 : 0); }
-  constexpr int bytes() const { return upper_at() + indices() * upper_bits * PANEL / 8; }
+  constexpr int bytes() const { return upper_at() + batches() * upper_bits * 8; }
 };
+// Where index `index` of four of output `lane` lies in its batch: four outputs are together in 16 bytes, so that byte-wise interleaving
+// within 16 bytes, which is all that processors have, brings rows into the order of outputs.
+constexpr int place_in_batch(int index, int lane) { return lane / 4 * 16 + index * 4 + lane % 4; }
 constexpr bool is_grid(Codes c) { return c >= Codes::iq1; }
 constexpr GridShape grid_shape(Codes c) {
   switch (c) {

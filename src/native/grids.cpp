@@ -146,8 +146,31 @@ Grids all_grids() {
   return grids;
 }
 
+// Each code as the number of its level.
+template <class Word, size_t ROWS>
+void shrink(const Word (&rows)[ROWS], const uint8_t (&codes)[16], uint8_t (&out)[2 * ROWS]) {
+  constexpr int HALF = sizeof(Word) / 2, BITS = 8 / HALF;
+  for (size_t r = 0; r < ROWS; r++)
+    for (int i = 0; i < 2 * HALF; i++) {
+      uint8_t level = 0;
+      while (codes[level] != uint8_t(rows[r] >> 8 * i)) level++;
+      out[i / HALF * ROWS + r] |= uint8_t(level << i % HALF * BITS);
+    }
+}
+
+SmallGrids small_grids(const Grids& from) {
+  SmallGrids grids{};
+  shrink(from.iq2_xxs, IQ2_CODES, grids.iq2_xxs);
+  shrink(from.iq2_xs, IQ2_CODES, grids.iq2_xs);
+  shrink(from.iq2_s, IQ2_CODES, grids.iq2_s);
+  shrink(from.iq3_xxs, IQ3_XXS_CODES, grids.iq3_xxs);
+  shrink(from.iq3_s, IQ3_S_CODES, grids.iq3_s);
+  return grids;
+}
+
 }  // namespace
 
 const Grids GRIDS = all_grids();
+const SmallGrids SMALL_GRIDS = small_grids(GRIDS);
 
 }  // namespace everwarm

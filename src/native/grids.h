@@ -14,6 +14,15 @@ struct Grids {
   uint64_t iq2_xxs[256], iq2_xs[512], iq2_s[1024];
   uint32_t iq3_xxs[256], iq3_s[512];
 };
+
+// The same grids with two bytes for a row: numbers of levels, 2 bits each of eight inputs (IQ2) or 4 bits each of four (IQ3). A grid is
+// all first bytes, then all second ones. Small enough for registers: see vbmi.h.
+struct SmallGrids {
+  alignas(64) uint8_t iq2_xxs[512], iq2_xs[1024], iq2_s[2048], iq3_xxs[512], iq3_s[1024];
+};
+extern const SmallGrids SMALL_GRIDS;
+constexpr uint8_t IQ2_CODES[16] = {72, 89, 107}, IQ3_XXS_CODES[16] = {68, 76, 84, 92, 100, 108, 116, 126},
+                  IQ3_S_CODES[16] = {65, 67, 69, 71, 73, 75, 77, 79};
 extern const Grids GRIDS;
 
 // What 4 bits stand for, plus zero: the levels of IQ4_NL and IQ4_XS, and twice the float of MXFP4 and NVFP4.

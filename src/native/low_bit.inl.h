@@ -12,22 +12,34 @@ struct PanelPlanes {
 template <Codes C>
 [[gnu::always_inline]] inline void load_grid_codes(const uint8_t* p, Bytes out[8]) {
   constexpr GridShape shape = grid_shape(C);
-  constexpr int INDICES = shape.indices();
+  if constexpr (C != Codes::iq1) {
+    if (fast_grids()) {
+      alignas(64) uint8_t codes[512];
+      fast_grid_codes<C>(p, codes);
+      for (int j = 0; j < 8; j++) out[j] = load_bytes(codes + 64 * j);
+      return;
+    }
+  }
   const auto rows = grid_rows<C>();
-  const auto look_up_rows = [&](int i, const auto* index) {
-    if constexpr (shape.row == 8)
-      rows_of_eight(rows, index, out[2 * i], out[2 * i + 1]);
-    else
-      out[i] = rows_of_four(rows, index);
+  const auto look_up_batch = [&](int batch, const auto* indices) {
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+      const auto index = [&](int lane) { return indices[place_in_batch(i, lane)]; };
+      if constexpr (shape.row == 8)
+        rows_of_eight(rows, index, out[2 * i], out[2 * i + 1]);
+      else
+        out[4 * batch + i] = rows_of_four(rows, index);
+    }
   };
-#pragma GCC unroll 8
-  for (int i = 0; i < INDICES; i++) {
+  constexpr int BATCHES = shape.batches();
+#pragma GCC unroll 2
+  for (int batch = 0; batch < BATCHES; batch++) {
     if constexpr (shape.upper_bits) {
-      alignas(32) uint16_t index[PANEL];
-      join_indices<shape.upper_bits>(p + i * PANEL, p + shape.upper_at() + i * shape.upper_bits * 2, index);
-      look_up_rows(i, index);
+      alignas(64) uint16_t indices[64];
+      join_indices<shape.upper_bits>(p + 64 * batch, p + shape.upper_at() + batch * shape.upper_bits * 8, indices);
+      look_up_batch(batch, indices);
     } else {
-      look_up_rows(i, p + i * PANEL);
+      look_up_batch(batch, p + 64 * batch);
     }
   }
   if constexpr (shape.signs) {
@@ -127,12 +139,16 @@ inline I32 low_bit_code(const PanelPlanes& w, int g, int vector, int byte) {
     return field(trit_codes(w.code + size_t(g) / 8 * 8 * code_bytes(C), g % 8, vector), byte, 255);
   } else {
     constexpr GridShape shape = grid_shape(C);
-    const int i = vector * 4 / shape.row, in_row = vector * 4 % shape.row * 8 + byte;
-    alignas(32) uint16_t index[PANEL];
-    join_indices<shape.upper_bits>(p + i * PANEL, p + shape.upper_at() + i * shape.upper_bits * 2, index);
+    const int i = vector * 4 / shape.row, shift = vector * 4 % shape.row * 8;
+    const uint8_t *low = p + i / 4 * 64, *upper = p + shape.upper_at() + i / 4 * shape.upper_bits * 8;
     const auto rows = grid_rows<C>();
     alignas(64) uint32_t codes[PANEL];
-    for (int lane = 0; lane < PANEL; lane++) codes[lane] = uint32_t(rows[index[lane]] >> (in_row - byte));
+    for (int lane = 0; lane < PANEL; lane++) {
+      const int at = place_in_batch(i % 4, lane);
+      int index = low[at];
+      for (int bit = 0; bit < shape.upper_bits; bit++) index |= (upper[8 * bit + at / 8] >> at % 8 & 1) << (8 + bit);
+      codes[lane] = uint32_t(rows[index] >> shift);
+    }
     Bytes four = load_bytes(reinterpret_cast<const uint8_t*>(codes));
     if constexpr (shape.signs) four = reflect_where(four, p + shape.signs_at() + 8 * vector, 128);
     return field(four, byte, 255);

@@ -41,9 +41,10 @@ int sign_bit(int lane, int input) { return 4 * (lane % 2) + input % 4; }
 void put_points(const Weight& w, uint8_t* code, int lane, const uint16_t* index, const uint8_t* signs) {
   const GridShape shape = grid_shape(w.codes);
   for (int i = 0; i < shape.indices(); i++) {
-    code[i * PANEL + lane] = uint8_t(index[i]);
-    uint8_t* upper = code + shape.upper_at() + i * shape.upper_bits * 2;
-    for (int bit = 0; bit < shape.upper_bits; bit++) upper[2 * bit + lane / 8] |= uint8_t((index[i] >> (8 + bit) & 1) << lane % 8);
+    const int at = place_in_batch(i % 4, lane);
+    code[i / 4 * 64 + at] = uint8_t(index[i]);
+    uint8_t* upper = code + shape.upper_at() + i / 4 * shape.upper_bits * 8;
+    for (int bit = 0; bit < shape.upper_bits; bit++) upper[8 * bit + at / 8] |= uint8_t((index[i] >> (8 + bit) & 1) << at % 8);
   }
   if (!shape.signs) return;
   for (int i = 0; i < GROUP; i++) code[shape.signs_at() + sign_byte(lane, i)] |= uint8_t((signs[i / 8] >> i % 8 & 1) << sign_bit(lane, i));
@@ -95,10 +96,10 @@ void put_scales(const Weight& w, const Planes& to, int block, int groups, int la
 template <Codes C>
 uint8_t grid_code(const Weight& w, const uint8_t* code, int lane, int input) {
   constexpr GridShape shape = grid_shape(C);
-  const int i = input / shape.row;
-  int index = code[i * PANEL + lane];
-  const uint8_t* upper = code + shape.upper_at() + i * shape.upper_bits * 2;
-  for (int bit = 0; bit < shape.upper_bits; bit++) index |= (upper[2 * bit + lane / 8] >> lane % 8 & 1) << (8 + bit);
+  const int i = input / shape.row, at = place_in_batch(i % 4, lane);
+  int index = code[i / 4 * 64 + at];
+  const uint8_t* upper = code + shape.upper_at() + i / 4 * shape.upper_bits * 8;
+  for (int bit = 0; bit < shape.upper_bits; bit++) index |= (upper[8 * bit + at / 8] >> at % 8 & 1) << (8 + bit);
   const auto c = uint8_t(grid_rows<C>()[index] >> 8 * (input % shape.row));
   const bool negative = shape.signs && code[shape.signs_at() + sign_byte(lane, input)] >> sign_bit(lane, input) & 1;
   return negative ? uint8_t(2 * w.zero - c) : c;

@@ -149,26 +149,29 @@ inline Bytes reflect_where(Bytes x, const uint8_t* bits, int twice) {
 template <int UPPER>
 inline void join_indices(const uint8_t* low, const uint8_t* upper, uint16_t* out) {
   const __m256i each = _mm256_setr_epi16(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, short(32768));
-  __m256i x = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)low));
-  for (int b = 0; b < UPPER; b++) {
-    int16_t mask;
-    __builtin_memcpy(&mask, upper + 2 * b, 2);
-    const __m256i set = _mm256_cmpeq_epi16(_mm256_and_si256(_mm256_set1_epi16(mask), each), each);
-    x = _mm256_or_si256(x, _mm256_and_si256(set, _mm256_set1_epi16(short(0x100 << b))));
+  for (int part = 0; part < 4; part++) {
+    __m256i x = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)(low + 16 * part)));
+    for (int b = 0; b < UPPER; b++) {
+      int16_t mask;
+      __builtin_memcpy(&mask, upper + 8 * b + 2 * part, 2);
+      const __m256i set = _mm256_cmpeq_epi16(_mm256_and_si256(_mm256_set1_epi16(mask), each), each);
+      x = _mm256_or_si256(x, _mm256_and_si256(set, _mm256_set1_epi16(short(0x100 << b))));
+    }
+    _mm256_storeu_si256((__m256i*)(out + 16 * part), x);
   }
-  _mm256_storeu_si256((__m256i*)out, x);
 }
 template <class Index>
-inline Bytes rows_of_four(const uint32_t* rows, const Index* i) {
-  const auto eight = [rows](const Index* k) {
-    return _mm256_setr_epi32(rows[k[0]], rows[k[1]], rows[k[2]], rows[k[3]], rows[k[4]], rows[k[5]], rows[k[6]], rows[k[7]]);
+inline Bytes rows_of_four(const uint32_t* rows, Index&& index) {
+  const auto row = [&](int lane) { return int(rows[index(lane)]); };
+  return {_mm256_setr_epi32(row(0), row(1), row(2), row(3), row(4), row(5), row(6), row(7)),
+          _mm256_setr_epi32(row(8), row(9), row(10), row(11), row(12), row(13), row(14), row(15))};
+}
+template <class Index>
+inline void rows_of_eight(const uint64_t* rows, Index&& index, Bytes& first, Bytes& last) {
+  const auto two = [&](int lane) { return _mm_set_epi64x(int64_t(rows[index(lane + 1)]), int64_t(rows[index(lane)])); };
+  const auto four = [&](int lane) {
+    return _mm256_castsi256_ps(_mm256_inserti128_si256(_mm256_castsi128_si256(two(lane)), two(lane + 4), 1));
   };
-  return {eight(i), eight(i + 8)};
-}
-template <class Index>
-inline void rows_of_eight(const uint64_t* rows, const Index* i, Bytes& first, Bytes& last) {
-  const auto two = [&](int k) { return _mm_set_epi64x(int64_t(rows[i[k + 1]]), int64_t(rows[i[k]])); };
-  const auto four = [&](int k) { return _mm256_castsi256_ps(_mm256_inserti128_si256(_mm256_castsi128_si256(two(k)), two(k + 4), 1)); };
   const __m256 a = four(0), b = four(2), c = four(8), d = four(10);
   first = {_mm256_castps_si256(_mm256_shuffle_ps(a, b, 0x88)), _mm256_castps_si256(_mm256_shuffle_ps(c, d, 0x88))};
   last = {_mm256_castps_si256(_mm256_shuffle_ps(a, b, 0xdd)), _mm256_castps_si256(_mm256_shuffle_ps(c, d, 0xdd))};
@@ -224,6 +227,11 @@ inline Bytes pairs(I32 first, I32 second) {
 inline I32 dot_pairs(I32 acc, Bytes x, Bytes y) {
   return {_mm256_add_epi32(acc.a, _mm256_madd_epi16(x.a, y.a)), _mm256_add_epi32(acc.b, _mm256_madd_epi16(x.b, y.b))};
 }
+
+// Only vbmi.h has them.
+constexpr bool fast_grids() { return false; }
+template <auto CODES>
+inline void fast_grid_codes(const uint8_t*, uint8_t*) {}
 
 constexpr int ATTENTION_ROWS = 2;  // x 4 vectors
 constexpr int TILE_ROWS = 2;  // sixteen registers hold two rows of two panels' dots; sums are spilled

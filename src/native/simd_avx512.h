@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "vbmi.h"
+
 namespace everwarm::avx512 {
 
 struct F32 {
@@ -112,31 +114,34 @@ inline Bytes reflect_where(Bytes a, const uint8_t* bits, int twice) {
   __builtin_memcpy(&mask, bits, 8);
   return {_mm512_mask_sub_epi8(a.v, mask, _mm512_set1_epi8(char(twice)), a.v)};
 }
-// Sixteen bytes and, for each of UPPER more bits, sixteen bits: sixteen numbers.
+// 64 bytes and, for each of UPPER more bits, 64 bits: 64 numbers.
 template <int UPPER>
 inline void join_indices(const uint8_t* low, const uint8_t* upper, uint16_t* out) {
-  __m256i x = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)low));
-  for (int b = 0; b < UPPER; b++) {
-    uint16_t mask;
-    __builtin_memcpy(&mask, upper + 2 * b, 2);
-    x = _mm256_mask_add_epi16(x, mask, x, _mm256_set1_epi16(short(0x100 << b)));
+  for (int half = 0; half < 2; half++) {
+    __m512i x = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i*)(low + 32 * half)));
+    for (int b = 0; b < UPPER; b++) {
+      uint32_t mask;
+      __builtin_memcpy(&mask, upper + 8 * b + 4 * half, 4);
+      x = _mm512_mask_add_epi16(x, mask, x, _mm512_set1_epi16(short(0x100 << b)));
+    }
+    _mm512_storeu_si512(out + 32 * half, x);
   }
-  _mm256_storeu_si256((__m256i*)out, x);
 }
-// Rows of four bytes, one for each output.
+// Rows of four bytes, one for each output; index(lane) says which.
 template <class Index>
-inline Bytes rows_of_four(const uint32_t* rows, const Index* i) {
-  return {_mm512_setr_epi32(rows[i[0]], rows[i[1]], rows[i[2]], rows[i[3]], rows[i[4]], rows[i[5]], rows[i[6]], rows[i[7]], rows[i[8]],
-                            rows[i[9]], rows[i[10]], rows[i[11]], rows[i[12]], rows[i[13]], rows[i[14]], rows[i[15]])};
+inline Bytes rows_of_four(const uint32_t* rows, Index&& index) {
+  const auto row = [&](int lane) { return int(rows[index(lane)]); };
+  return {_mm512_setr_epi32(row(0), row(1), row(2), row(3), row(4), row(5), row(6), row(7), row(8), row(9), row(10), row(11), row(12),
+                            row(13), row(14), row(15))};
 }
 // Rows of eight bytes: their first four and their last four. Outputs 0, 1, 4, 5, ... and 2, 3, 6, 7, ... are loaded together, so that a
 // shuffle within lanes brings them into order.
 template <class Index>
-inline void rows_of_eight(const uint64_t* rows, const Index* i, Bytes& first, Bytes& last) {
-  const auto two = [&](int k) { return _mm_set_epi64x(int64_t(rows[i[k + 1]]), int64_t(rows[i[k]])); };
-  const auto eight = [&](int k) {
-    const __m256i low = _mm256_inserti128_si256(_mm256_castsi128_si256(two(k)), two(k + 4), 1);
-    const __m256i high = _mm256_inserti128_si256(_mm256_castsi128_si256(two(k + 8)), two(k + 12), 1);
+inline void rows_of_eight(const uint64_t* rows, Index&& index, Bytes& first, Bytes& last) {
+  const auto two = [&](int lane) { return _mm_set_epi64x(int64_t(rows[index(lane + 1)]), int64_t(rows[index(lane)])); };
+  const auto eight = [&](int lane) {
+    const __m256i low = _mm256_inserti128_si256(_mm256_castsi128_si256(two(lane)), two(lane + 4), 1);
+    const __m256i high = _mm256_inserti128_si256(_mm256_castsi128_si256(two(lane + 8)), two(lane + 12), 1);
     return _mm512_castsi512_ps(_mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1));
   };
   const __m512 a = eight(0), b = eight(2);

@@ -138,21 +138,22 @@ inline Bytes reflect_where(Bytes a, const uint8_t* bits, int twice) {
 }
 template <int UPPER>
 inline void join_indices(const uint8_t* low, const uint8_t* upper, uint16_t* out) {
-  EACH {
+  for (int i = 0; i < 64; i++) {
     out[i] = low[i];
-    for (int b = 0; b < UPPER; b++) out[i] |= uint16_t((upper[2 * b + i / 8] >> i % 8 & 1) << (8 + b));
+    for (int b = 0; b < UPPER; b++) out[i] |= uint16_t((upper[8 * b + i / 8] >> i % 8 & 1) << (8 + b));
   }
 }
 template <class Index>
-inline Bytes rows_of_four(const uint32_t* rows, const Index* index) {
+inline Bytes rows_of_four(const uint32_t* rows, Index&& index) {
   Bytes r;
-  EACH std::memcpy(r.v + 4 * i, rows + index[i], 4);
+  EACH std::memcpy(r.v + 4 * i, rows + index(i), 4);
   return r;
 }
 template <class Index>
-inline void rows_of_eight(const uint64_t* rows, const Index* index, Bytes& first, Bytes& last) {
+inline void rows_of_eight(const uint64_t* rows, Index&& index, Bytes& first, Bytes& last) {
   EACH {
-    const uint32_t low = uint32_t(rows[index[i]]), high = uint32_t(rows[index[i]] >> 32);
+    const uint64_t row = rows[index(i)];
+    const uint32_t low = uint32_t(row), high = uint32_t(row >> 32);
     std::memcpy(first.v + 4 * i, &low, 4), std::memcpy(last.v + 4 * i, &high, 4);
   }
 }
@@ -199,6 +200,11 @@ inline I32 dot_pairs(I32 acc, Bytes a, Bytes b) {
   return acc;
 }
 #undef EACH
+
+// Only vbmi.h has them.
+constexpr bool fast_grids() { return false; }
+template <auto CODES>
+inline void fast_grid_codes(const uint8_t*, uint8_t*) {}
 
 constexpr int ATTENTION_ROWS = 2;  // x 4 vectors
 constexpr int TILE_ROWS = 2;

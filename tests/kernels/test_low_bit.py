@@ -1,6 +1,11 @@
 """Types of few bits and uneven levels: products straight from the file's bits, equal bit for bit on every path."""
 
+import hashlib
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import gguf
 import numpy as np
@@ -155,3 +160,24 @@ def test_several_products_of_different_types_share_their_rows(kind: str) -> None
     engine.linear(rows(x), forms, [None] * 4, together, False)
     for form, out in zip(forms, together, strict=True):
         np.testing.assert_array_equal(out.numpy().view(np.uint32), product(engine, form, x, 7))
+
+
+def grid_digest() -> str:
+    """Of products with every type that has a grid, alone and together, on the best instruction set."""
+    x = np.random.default_rng(6).standard_normal((9, 512)).astype(np.float32)
+    engine = _native.Engine(ISAS[0], 1)
+    digest = hashlib.sha256()
+    for kind in ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"):
+        form, _ = packed(engine, kind, 48, 512)
+        for step in (1, 9):
+            digest.update(product(engine, form, x, step).tobytes())
+    return digest.hexdigest()
+
+
+def test_a_processor_without_vbmi_computes_the_same_bits() -> None:
+    """The AVX-512 kernels look grids up in registers where they can, in memory elsewhere."""
+    here = Path(__file__).parent
+    environment = os.environ | {"EVERWARM_WITHOUT_VBMI": "1", "PYTHONPATH": f"{here}{os.pathsep}{here.parent}"}
+    program = [sys.executable, "-c", "import test_low_bit; print(test_low_bit.grid_digest())"]
+    found = subprocess.run(program, env=environment, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == grid_digest()
