@@ -141,7 +141,8 @@ class LLM:
             self._check.start()
             if first:
                 self._check.join()
-        self.model = Transformer(self.config, self.weights, self.backend)
+        tensor_types = {info.type.name for info in self._file.tensors.values()}
+        self.model = Transformer(self.config, self.weights, self.backend, tensor_types)
         self._index = Index(blocks)
         self.settings = settings
         self._agents: AgentStore | None = None

@@ -16,6 +16,7 @@
 //   half_min   an f16 scale and an f16 minimum per group
 //   super_min  f16 d and dmin per 256 inputs; u8 s and m per group: scale d * s, minimum -(dmin * m)
 //   super      f16 d per 256 inputs; i8 s per 16 inputs: scale d * s
+//   super_six  the same with s between -32 and 31, so that a code of 3 bits times s has 8 bits
 //   super_32   the same with i8 s per group
 //   fours_min  f16 d and dmin per 256 inputs; 4 bits s and 4 bits m per 16 inputs: scale d * s, minimum -(dmin * m)
 //   odd        f16 d per 256 inputs; 4 bits s per group (two groups share a byte): scale d * (2 s + 1) / steps_of(codes)
@@ -35,7 +36,7 @@ namespace everwarm {
 constexpr int PANEL = 16, GROUP = 32, SUPER = 256;
 
 enum class Codes : int { nibbles, five, six, bytes, two, three, iq4, fp4, trits, iq1, iq2_xxs, iq2_xs, iq2_s, iq3_xxs, iq3_s };
-enum class Scales : int { half, half_min, super_min, super, super_32, fours_min, odd, odd_16, only_super, power, float8 };
+enum class Scales : int { half, half_min, super_min, super, super_six, super_32, fours_min, odd, odd_16, only_super, power, float8 };
 #define EVERWARM_TYPE(name, floats, bytes) floats,
 enum class Floats : int { EVERWARM_FLOAT_TYPES(EVERWARM_TYPE) };
 #undef EVERWARM_TYPE
@@ -104,6 +105,7 @@ constexpr int small_bytes(Scales s) {
   switch (s) {
     case Scales::super_min:
     case Scales::super:
+    case Scales::super_six:
     case Scales::fours_min:
     case Scales::float8: return 32;
     case Scales::super_32:

@@ -98,9 +98,9 @@ template <Scales S, int STEPS>
   [[maybe_unused]] const uint8_t* small = w.small + size_t(group) * small_bytes(S);
   [[maybe_unused]] const auto odd = [](F32 s) { return fma(s, splat(2.f / STEPS), splat(1.f / STEPS)); };
   if constexpr (S == Scales::super_32) scale[0] = mul(load_f16(half), load_i8(reinterpret_cast<const int8_t*>(small)));
-  if constexpr (S == Scales::only_super) scale[0] = load_f16(half);
+  if constexpr (S == Scales::only_super || S == Scales::super_six) scale[0] = load_f16(half);
   if constexpr (S == Scales::fours_min) {
-    scale[0] = load_f16(half);  // what is missing is in the codes: multiply_by_fours
+    scale[0] = load_f16(half);  // the rest is multiplied with codes or with sums: see is_folded
     const F32 least = sub(splat(0.f), load_f16(half + PANEL));
     minimum[0] = mul(least, load_high_nibbles(small)), minimum[1] = mul(least, load_high_nibbles(small + PANEL));
   }
@@ -116,11 +116,23 @@ template <Scales S, int STEPS>
   if constexpr (S == Scales::float8) scale[0] = load_float8(small), scale[1] = load_float8(small + PANEL);
 }
 
-// 2-bit codes times 4-bit scales: at most 45.
-[[gnu::always_inline]] inline void multiply_by_fours(const PanelPlanes& w, int group, Bytes codes[8]) {
-  const uint8_t* small = w.small + size_t(group) * small_bytes(Scales::fours_min);
-  const Bytes first = nibbles_as_words(small), second = nibbles_as_words(small + PANEL);
-  for (int j = 0; j < 4; j++) codes[j] = times_words(codes[j], first), codes[j + 4] = times_words(codes[j + 4], second);
+// Scales of 16 inputs that are small integers, where a code times its scale still has 8 bits. Many rows take such products as their codes;
+// few rows multiply the sums of 16 inputs instead. Both come to the same integer.
+constexpr bool is_folded(Scales s) { return s == Scales::fours_min || s == Scales::super_six; }
+
+// The zero of codes times scales: of Q2_K's, which are at most 45; of Q3_K's, which lie between -124 and 128.
+constexpr int folded_zero(Scales s) { return s == Scales::super_six ? 124 : 0; }
+
+template <Scales S>
+inline I32 small_scales(const PanelPlanes& w, int group, int half) {
+  const uint8_t* small = w.small + (size_t(group) * 2 + half) * PANEL;
+  if constexpr (S == Scales::fours_min) return iload_low_nibbles(small);
+  return iload_i8(reinterpret_cast<const int8_t*>(small));
+}
+
+template <Scales S>
+inline void fold_scales(const PanelPlanes& w, int group, int zero, Bytes codes[8]) {
+  for (int j = 0; j < 8; j++) codes[j] = scale_codes(codes[j], small_scales<S>(w, group, j / 4), zero, folded_zero(S));
 }
 
 // The code of one input for the sixteen outputs of a panel.

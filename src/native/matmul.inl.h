@@ -57,12 +57,11 @@ template <Scales S, int STEPS>
   load_low_bit_scales<S, STEPS>(w, group, scale, minimum);
 }
 
-// Codes, scales and minima of a panel and group. 4-bit scales of 16 inputs become part of the codes.
+// Codes, scales and minima of a panel and group.
 template <Codes C, Scales S>
 [[gnu::always_inline]] inline void load_group(const PanelPlanes& w, int group, Bytes codes[8], F32 scale[2], F32 minimum[2]) {
   load_codes<C>(w, group, codes);
   load_scales<S, steps_of(C)>(w, group, scale, minimum);
-  if constexpr (S == Scales::fours_min) multiply_by_fours(w, group, codes);
 }
 
 // Outliers of some rows, row by row.
@@ -104,7 +103,7 @@ inline F32 column(const PanelPlanes& w, int zero, int input) {
   if constexpr (C == Codes::five) c = fma(to_f32(field(load_bytes(w.thin + size_t(g) * 64), byte + vector, 1)), splat(16.f), c);
   if constexpr (C == Codes::six)
     c = fma(to_f32(field(load_bytes(w.thin + size_t(g) * 128 + 64 * (vector / 4)), byte + vector % 4 * 2, 3)), splat(16.f), c);
-  if constexpr (S == Scales::fours_min) c = mul(c, load_low_nibbles(w.small + (size_t(g) * 2 + vector / 4) * PANEL));
+  if constexpr (is_folded(S)) c = mul(c, to_f32(small_scales<S>(w, g, vector / 4)));
   F32 scale[2], minimum[2];
   load_scales<S, steps_of(C)>(w, g, scale, minimum);
   const F32 s = scale[halves_of(S) == 2 ? vector / 4 : 0];
@@ -115,7 +114,7 @@ inline F32 column(const PanelPlanes& w, int zero, int input) {
 // What the integer sums start from, so that they come out as sums over (code - zero) * x.
 template <bool WIDE>
 inline int32_t start(int zero, int32_t sum) {
-  return WIDE && WIDE_DOT_IS_CENTRED ? 0 : -zero * sum;
+  return WIDE && WIDE_DOT_IS_CENTRED ? (128 - zero) * sum : -zero * sum;
 }
 
 template <bool WIDE>
@@ -147,6 +146,7 @@ void unpack(const Weight& w, int panel, int first, int count, Slice& out) {
       Bytes codes[8];
       F32 scale[2], minimum[2];
       load_group<C, S>(planes, first + g, codes, scale, minimum);
+      if constexpr (is_folded(S)) fold_scales<S>(planes, first + g, w.zero, codes);
       for (int j = 0; j < 8; j++) store_bytes(&out.codes[((size_t(g) * 8 + j) * P + p) * 64], codes[j]);
       for (int h = 0; h < H; h++) store(&out.scales[((size_t(g) * H + h) * P + p) * PANEL], scale[h]);
       for (int m = 0; m < M; m++) store(&out.minima[((size_t(g) * M + m) * P + p) * PANEL], minimum[m]);
@@ -219,7 +219,7 @@ constexpr size_t AHEAD = 4096;  // bytes of codes that decode asks for ahead: a 
 template <Codes C, Scales S, int T>
 inline void packed_tile(const Weight& w, int panel, const QuantRows& x, int row, F32 (&acc)[T]) {
   constexpr int H = halves_of(S), M = minima_of(S), CODE_BYTES = code_bytes(C);
-  constexpr bool WIDE = is_wide(C);
+  constexpr bool WIDE = is_wide(C), FOLDED = is_folded(S);
   const int groups = w.groups(), zero = w.zero;
   const PanelPlanes planes(w, panel);
   const int8_t* codes_of_x = x.codes + size_t(row) * x.inputs;
@@ -234,19 +234,22 @@ inline void packed_tile(const Weight& w, int panel, const QuantRows& x, int row,
     Bytes codes[8];
     F32 scale[2], minimum[2];
     load_group<C, S>(planes, g, codes, scale, minimum);
+    [[maybe_unused]] I32 small[2];
+    if constexpr (FOLDED) small[0] = small_scales<S>(planes, g, 0), small[1] = small_scales<S>(planes, g, 1);
 #pragma GCC unroll 8
     for (int t = 0; t < T; t++) {
       const int at = t * groups + g;
       const int8_t* quads = codes_of_x + size_t(t) * x.inputs + g * GROUP;
       const int32_t* s = sums_of_x + size_t(at) * 2;
-      I32 d0 = isplat(has_minimum(S) ? 0 : start<WIDE>(zero, H == 1 ? s[0] + s[1] : s[0]));
-      I32 d1 = isplat(H == 1 ? 0 : start<WIDE>(zero, s[1]));
+      I32 d0 = isplat(has_minimum(S) ? 0 : start<WIDE>(zero, H == 1 && !FOLDED ? s[0] + s[1] : s[0]));
+      I32 d1 = isplat(H == 1 && !FOLDED ? 0 : has_minimum(S) ? 0 : start<WIDE>(zero, s[1]));
 #pragma GCC unroll 4
       for (int j = 0; j < 4; j++) {
         d0 = dot_any<WIDE>(d0, codes[j], splat_quad(quads + 4 * j));
         d1 = dot_any<WIDE>(d1, codes[j + 4], splat_quad(quads + 4 * j + 16));
       }
       const F32 sx = splat(scale_of_x[at]);
+      if constexpr (FOLDED) d0 = imul(d0, small[0]), d1 = imul(d1, small[1]);
       if constexpr (H == 1) {
         local[t] = fma(to_f32(iadd(d0, d1)), mul(scale[0], sx), local[t]);
       } else {
@@ -383,9 +386,8 @@ inline F32 unpacked_column(const Slice& w, int zero, int group, int vector, int 
 
 // All rows, from slices that unpack_slice(number, first group, groups) fills.
 template <bool WIDE, int H, int M, int P, class Unpack>
-inline void unpacked_rows(const Weight& w, const QuantRows& x, const Outliers& outliers, Scratch& scratch, Unpack&& unpack_slice,
+inline void unpacked_rows(int groups, int zero, const QuantRows& x, const Outliers& outliers, Scratch& scratch, Unpack&& unpack_slice,
                           const RowUse<P>& use) {
-  const int groups = w.groups();
   const auto& slices = scratch.slices;
   scratch.sums.resize(size_t(x.rows) * P * PANEL);
   for (int first = 0; first < groups; first += SLICE) {
@@ -396,7 +398,7 @@ inline void unpacked_rows(const Weight& w, const QuantRows& x, const Outliers& o
         [&](int row, auto& acc) {
           for (size_t t = 0; t < sizeof acc / sizeof acc[0]; t++)
             for (int p = 0; p < P; p++) acc[t][p] = first ? load(&scratch.sums[((row + t) * P + p) * PANEL]) : splat(0.f);
-          tile<WIDE, H, M>(slices[first / SLICE], w.zero, x, row, first, count, acc);
+          tile<WIDE, H, M>(slices[first / SLICE], zero, x, row, first, count, acc);
         },
         [&](int row, auto& acc) {
           for (int t = 0; t < int(sizeof acc / sizeof acc[0]); t++) {
@@ -408,7 +410,7 @@ inline void unpacked_rows(const Weight& w, const QuantRows& x, const Outliers& o
               const auto& [input, value] = outliers.all[i];
               const int g = input / GROUP, vector = input % GROUP / 4;
               for (int p = 0; p < P; p++) {
-                const F32 column = unpacked_column<H, M, P>(slices[g / SLICE], w.zero, g % SLICE, vector, input % 4, p);
+                const F32 column = unpacked_column<H, M, P>(slices[g / SLICE], zero, g % SLICE, vector, input % 4, p);
                 acc[t][p] = fma(column, splat(value), acc[t][p]);
               }
             }
@@ -449,9 +451,11 @@ template <Codes C, Scales S, int P>
   }
   const size_t slices = (w.groups() + SLICE - 1) / SLICE;
   if (scratch.slices.size() < slices) scratch.slices.resize(slices);
-  unpacked_rows<is_wide(C), halves_of(S), minima_of(S), P>(
-      w, x, outliers, scratch, [&](int slice, int first, int count) { unpack<C, S, P>(w, panel, first, count, scratch.slices[slice]); },
-      use);
+  constexpr bool WIDE = is_wide(C) || S == Scales::super_six;
+  const int zero = is_folded(S) ? folded_zero(S) : w.zero;
+  unpacked_rows<WIDE, halves_of(S), minima_of(S), P>(
+      w.groups(), zero, x, outliers, scratch,
+      [&](int slice, int first, int count) { unpack<C, S, P>(w, panel, first, count, scratch.slices[slice]); }, use);
 }
 
 // use(row, acc[T][P]) for all rows of one or two panels, whatever the form.

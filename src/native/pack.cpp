@@ -161,7 +161,8 @@ ScaleAndMinimum scale_at(const Weight& w, int panel, int g, int lane, int half) 
     case Scales::half_min: return {half_to_float(f16[g * 2 * PANEL]), half_to_float(f16[g * 2 * PANEL + PANEL])};
     case Scales::super_min:
       return {half_to_float(f16[super * 2 * PANEL]) * small[0], -(half_to_float(f16[super * 2 * PANEL + PANEL]) * small[PANEL])};
-    case Scales::super: return {half_to_float(f16[super * PANEL]) * static_cast<int8_t>(small[half * PANEL]), 0.f};
+    case Scales::super:
+    case Scales::super_six: return {half_to_float(f16[super * PANEL]) * static_cast<int8_t>(small[half * PANEL]), 0.f};
     case Scales::super_32: return {half_to_float(f16[super * PANEL]) * static_cast<int8_t>(small[0]), 0.f};
     case Scales::fours_min: {
       const uint8_t both = small[half * PANEL];

@@ -129,12 +129,25 @@ inline Bytes load_sixteen(const uint8_t* p) {
   return {x, x};
 }
 inline Bytes look_up(Bytes sixteen, Bytes x) { return {_mm256_shuffle_epi8(sixteen.a, x.a), _mm256_shuffle_epi8(sixteen.b, x.b)}; }
-inline Bytes nibbles_as_words(const uint8_t* p) {
-  const __m128i x = _mm_and_si128(_mm_loadu_si128((const __m128i*)p), _mm_set1_epi8(15));
-  const auto twice = [](__m256i v) { return _mm256_or_si256(v, _mm256_slli_epi32(v, 16)); };
-  return {twice(_mm256_cvtepu8_epi32(x)), twice(_mm256_cvtepu8_epi32(_mm_srli_si128(x, 8)))};
+inline I32 iload_i8(const int8_t* p) {
+  const __m128i x = _mm_loadu_si128((const __m128i*)p);
+  return {_mm256_cvtepi8_epi32(x), _mm256_cvtepi8_epi32(_mm_srli_si128(x, 8))};
 }
-inline Bytes times_words(Bytes x, Bytes words) { return {_mm256_mullo_epi16(x.a, words.a), _mm256_mullo_epi16(x.b, words.b)}; }
+inline I32 iload_low_nibbles(const uint8_t* p) {
+  const __m128i x = _mm_and_si128(_mm_loadu_si128((const __m128i*)p), _mm_set1_epi8(15));
+  return {_mm256_cvtepu8_epi32(x), _mm256_cvtepu8_epi32(_mm_srli_si128(x, 8))};
+}
+inline I32 imul(I32 x, I32 y) { return {_mm256_mullo_epi32(x.a, y.a), _mm256_mullo_epi32(x.b, y.b)}; }
+inline Bytes scale_codes(Bytes codes, I32 scale, int zero, int to) {
+  const auto scaled = [zero, to](__m256i c, __m256i s) {
+    const __m256i low = _mm256_set1_epi16(255), centred = _mm256_sub_epi8(c, _mm256_set1_epi8(char(zero)));
+    const __m256i words = _mm256_or_si256(_mm256_and_si256(s, _mm256_set1_epi32(0xffff)), _mm256_slli_epi32(s, 16));
+    const __m256i even = _mm256_and_si256(_mm256_mullo_epi16(centred, words), low);
+    const __m256i odd = _mm256_slli_epi16(_mm256_mullo_epi16(_mm256_srli_epi16(centred, 8), words), 8);
+    return _mm256_add_epi8(_mm256_or_si256(even, odd), _mm256_set1_epi8(char(to)));
+  };
+  return {scaled(codes.a, scale.a), scaled(codes.b, scale.b)};
+}
 inline Bytes reflect_where(Bytes x, const uint8_t* bits, int twice) {
   const __m256i spread = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
   const __m256i each = _mm256_set1_epi64x(int64_t(0x8040201008040201)), both = _mm256_set1_epi8(char(twice));

@@ -102,12 +102,19 @@ inline Bytes pair_of_bits(Bytes plane) {  // J of each byte
 }
 inline Bytes load_sixteen(const uint8_t* p) { return {_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)p))}; }  // four times
 inline Bytes look_up(Bytes sixteen, Bytes nibbles) { return {_mm512_shuffle_epi8(sixteen.v, nibbles.v)}; }
-inline Bytes nibbles_as_words(const uint8_t* p) {  // the low nibble of each of sixteen bytes in both words of its lane
-  const __m512i x = _mm512_and_si512(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)), _mm512_set1_epi32(15));
-  return {_mm512_or_si512(x, _mm512_slli_epi32(x, 16))};
+inline I32 iload_i8(const int8_t* p) { return {_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p))}; }
+inline I32 iload_low_nibbles(const uint8_t* p) {
+  return {_mm512_and_si512(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)), _mm512_set1_epi32(15))};
 }
-// Each byte times the number in its word; no product may pass 255.
-inline Bytes times_words(Bytes a, Bytes words) { return {_mm512_mullo_epi16(a.v, words.v)}; }
+inline I32 imul(I32 a, I32 b) { return {_mm512_mullo_epi32(a.v, b.v)}; }
+// (code - zero) * the scale of its lane + to, in 8 bits.
+inline Bytes scale_codes(Bytes codes, I32 scale, int zero, int to) {
+  const __m512i low = _mm512_set1_epi16(255), centred = _mm512_sub_epi8(codes.v, _mm512_set1_epi8(char(zero)));
+  const __m512i words = _mm512_or_si512(_mm512_and_si512(scale.v, _mm512_set1_epi32(0xffff)), _mm512_slli_epi32(scale.v, 16));
+  const __m512i even = _mm512_and_si512(_mm512_mullo_epi16(centred, words), low);
+  const __m512i odd = _mm512_slli_epi16(_mm512_mullo_epi16(_mm512_srli_epi16(centred, 8), words), 8);
+  return {_mm512_add_epi8(_mm512_or_si512(even, odd), _mm512_set1_epi8(char(to)))};
+}
 // twice - a where a bit is set, else a.
 inline Bytes reflect_where(Bytes a, const uint8_t* bits, int twice) {
   uint64_t mask;

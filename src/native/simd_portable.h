@@ -126,12 +126,13 @@ template <int J>
 inline Bytes pair_of_bits(Bytes plane) { for (auto& b : plane.v) b = b >> 2 * J & 3; return plane; }
 inline Bytes load_sixteen(const uint8_t* p) { Bytes r; for (int i = 0; i < 64; i++) r.v[i] = p[i % 16]; return r; }
 inline Bytes look_up(Bytes sixteen, Bytes a) { for (auto& b : a.v) b = sixteen.v[b]; return a; }
-inline Bytes nibbles_as_words(const uint8_t* p) {
-  Bytes r;
-  for (int i = 0; i < 64; i++) r.v[i] = i % 2 ? 0 : p[i / 4] & 15;
-  return r;
+inline I32 iload_i8(const int8_t* p) { I32 r; EACH r.v[i] = p[i]; return r; }
+inline I32 iload_low_nibbles(const uint8_t* p) { I32 r; EACH r.v[i] = p[i] & 15; return r; }
+inline I32 imul(I32 a, I32 b) { EACH a.v[i] *= b.v[i]; return a; }
+inline Bytes scale_codes(Bytes codes, I32 scale, int zero, int to) {
+  for (int i = 0; i < 64; i++) codes.v[i] = uint8_t((codes.v[i] - zero) * scale.v[i / 4] + to);
+  return codes;
 }
-inline Bytes times_words(Bytes a, Bytes words) { for (int i = 0; i < 64; i++) a.v[i] = uint8_t(a.v[i] * words.v[i / 2 * 2]); return a; }
 inline Bytes reflect_where(Bytes a, const uint8_t* bits, int twice) {
   for (int i = 0; i < 64; i++) a.v[i] = bits[i / 8] >> i % 8 & 1 ? uint8_t(twice - a.v[i]) : a.v[i];
   return a;

@@ -21,7 +21,7 @@
   TYPE(MXFP4,   fp4,     power,       12,  32,  17)   \
   TYPE(NVFP4,   fp4,     float8,      12,  64,  36)   \
   TYPE(Q2_K,    two,     fours_min,    0, 256,  84)   \
-  TYPE(Q3_K,    three,   super,        4, 256, 110)   \
+  TYPE(Q3_K,    three,   super_six,    4, 256, 110)   \
   TYPE(IQ2_XXS, iq2_xxs, odd,         64, 256,  66)   \
   TYPE(IQ3_S,   iq3_s,   odd,         64, 256, 110)   \
   TYPE(IQ1_S,   iq1,     odd,         16, 256,  50)   \

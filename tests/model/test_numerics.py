@@ -85,3 +85,12 @@ def test_rotation_kv_type_and_backend_change_it() -> None:
     ]
     ids.append(numerics_id(CONFIG, [ROTARY], ReferenceBackend(1)))
     assert len(set(ids)) == len(ids)
+
+
+def test_types_that_were_computed_in_f32_before_change_it_on_the_native_backend_alone() -> None:
+    plain = numerics_id(CONFIG, [ROTARY], native())
+    assert numerics_id(CONFIG, [ROTARY], native(), {"F32", "Q4_K", "Q6_K"}) == plain
+    assert len({plain, *(numerics_id(CONFIG, [ROTARY], native(), {"F32", kind}) for kind in ("Q2_K", "IQ3_S"))}) == 2
+    assert native().changed_types < set(_native.TENSOR_TYPES)
+    reference = ReferenceBackend(1)
+    assert numerics_id(CONFIG, [ROTARY], reference, {"Q2_K"}) == numerics_id(CONFIG, [ROTARY], reference)

@@ -186,6 +186,9 @@ class Backend(Protocol):
     numerics: str
     """All that this backend adds to the numerics id: two backends that say the same compute the same bits."""
 
+    changed_types: frozenset[str]
+    """Tensor types whose products have changed while `numerics` stayed: a model that has any gets another id."""
+
     exact: bool
     """Whether logits depend on the token ids alone, to the last bit, and not on the batch they were computed in."""
 

@@ -18,6 +18,14 @@ from everwarm.kernels.backend import F32, U8, U32, Affine, HostBlocks, KVShape, 
 ALIGNMENT = 64
 VECTOR = "vector"
 
+# In f32 until 0.2. Other models keep their numerics id, and with it their agents.
+_FROM_BITS_SINCE_0_3 = frozenset(
+    {
+        *("Q2_K", "Q3_K", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS"),
+        *("TQ1_0", "TQ2_0", "MXFP4", "NVFP4"),
+    }
+)
+
 
 class NativeBlocks(_native.KVPool, HostBlocks):
     """The native pool, as a `BlockMemory`."""
@@ -57,6 +65,7 @@ class NativeBackend:
     name = "native"
     exact = True
     packs = True
+    changed_types = _FROM_BITS_SINCE_0_3
     rows: RowOperations = NativeRows()
 
     def __init__(self, isa: str, threads: int, kv_type: str) -> None:

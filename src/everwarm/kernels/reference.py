@@ -139,6 +139,7 @@ class ReferenceBackend:
 
     name = "reference"
     numerics = "reference"
+    changed_types: frozenset[str] = frozenset()
     exact = False
     packs = False
     kv_type = "f32"

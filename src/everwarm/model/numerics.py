@@ -8,16 +8,20 @@ Keys and values that were computed under another id must not be used.
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import fields, is_dataclass
 
 from everwarm.kernels.backend import Backend, Rotary
 from everwarm.model.spec import AttentionSpec, FeedForwardSpec, LayerSpec, ModelConfig
 
 
-def numerics_id(config: ModelConfig, rotaries: Sequence[Rotary], backend: Backend) -> str:
+def numerics_id(
+    config: ModelConfig, rotaries: Sequence[Rotary], backend: Backend, tensor_types: Collection[str] = ()
+) -> str:
     """Names, vocabulary and context length are left out: they change no number."""
     said: dict[str, object] = {"backend": backend.numerics, "epsilon": config.norm_epsilon.hex()}
+    if not backend.changed_types.isdisjoint(tensor_types):
+        said["products"] = "from bits"
     if (plain := _plain(config)) is not None:
         attention = plain.attention
         rotary = rotaries[0]

@@ -4,7 +4,7 @@ In: a flat batch of tokens, spans of one or more sequences. Out: logits of the r
 has grown by its rows. What differs between architectures is data: a spec per layer.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -48,7 +48,10 @@ class _LayerWeights:
 class Transformer:
     """A model that can compute. Holds no weights of its own: each use asks the cache."""
 
-    def __init__(self, config: ModelConfig, weights: WeightCache, backend: Backend) -> None:
+    def __init__(
+        self, config: ModelConfig, weights: WeightCache, backend: Backend, tensor_types: Collection[str] = ()
+    ) -> None:
+        """`tensor_types` are those of the model's file, for the numerics id."""
         self.config = config
         self.weights = weights
         self.backend = backend
@@ -56,7 +59,7 @@ class Transformer:
         ropes = list(dict.fromkeys(layer.attention.rope for layer in config.layers))
         self._rope_of = [ropes.index(layer.attention.rope) for layer in config.layers]
         self._rotaries = [make_rope(rope, factors) for rope in ropes]
-        self.numerics_id = numerics_id(config, self._rotaries, backend)
+        self.numerics_id = numerics_id(config, self._rotaries, backend, tensor_types)
         self.kv_shape = config.kv_shape
         self._program: _Program | None = None
         self._forgotten = 0  # how often: what is being recorded meanwhile is forgotten, too
