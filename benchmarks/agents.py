@@ -28,7 +28,7 @@ HEAD_DIM = 64
 
 
 def open_store(root: Path, token_bytes: int, budget: int | None) -> AgentStore:
-    memory = NativeBlocks(token_bytes // (4 * HEAD_DIM), 1, HEAD_DIM, "f16")
+    memory = NativeBlocks([(1, HEAD_DIM, HEAD_DIM, False)] * (token_bytes // (4 * HEAD_DIM)), "f16")
     group = Group("full", memory.block_bytes, HEAD_DIM, HEAD_DIM, "f16", memory.block_bytes)
     ids = ModelIds("w" * 64, "n" * 64, Layout(memory.block_tokens, (group,)), "none", "f16")
     return AgentStore(

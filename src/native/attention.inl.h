@@ -4,12 +4,13 @@
 // multiply-adds of floats. A key is codes * 2^e with a norm of at most CODE_NORM, so that no product with a query overflows; a value
 // is codes * 2^e of at most VALUE_LIMIT, so that BLOCK of them fit into a sum. Both exponents are kept per token and head.
 //
-// One layer of a block holds, for each KV head, BLOCK tokens of keys transposed, [head_dim][BLOCK], then of values, [BLOCK][head_dim],
+// One layer of a block holds, for each KV head, BLOCK tokens of keys transposed, [key_dim][BLOCK], then of values, [BLOCK][value_dim],
 // then BLOCK exponents of keys and BLOCK of values, a byte each. As f16 (16 bits an element) keys and values are codes in pairs of rows:
-// [head_dim / 2][BLOCK][2] and [BLOCK / 2][head_dim][2]. q8 and q4 hold smaller codes and, behind them, an f16 scale per token and 32
-// elements: keys' scales [head_dim / 32][BLOCK], values' [BLOCK][head_dim / 32]. Behind the keys' scales come the greatest elements of
-// each 32: f16 values [KEY_OUTLIERS][head_dim / 32][BLOCK], then their places among the 32 in the same order, a byte each. They are
-// converted to pairs before they are used.
+// [key_dim / 2][BLOCK][2] and [BLOCK / 2][value_dim][2]. q8 and q4 hold smaller codes and, behind them, an f16 scale per token and 32
+// elements: keys' scales [key_dim / 32][BLOCK], values' [BLOCK][value_dim / 32]. Behind the keys' scales come the greatest elements of
+// each 32: f16 values [KEY_OUTLIERS][key_dim / 32][BLOCK], then their places among the 32 in the same order, a byte each. They are
+// converted to pairs before they are used. Of a latent there are keys only; its values are the first value_dim elements of them, turned
+// around before they are used.
 //
 // UNIT blocks are one unit of addition, at a fixed position: scores (times log2 e, so that powers of two do) plus the exponent of the
 // value, their maximum m + WEIGHT_BITS, weights 2^(score - m) rounded to integers, l = the sum of weights without that exponent,
@@ -22,6 +23,8 @@ constexpr int UNIT = 2, UNIT_TOKENS = UNIT * BLOCK;  // blocks that share one ma
 constexpr float CODE_NORM = 32000.f;   // of queries and keys: a dot product is below 2^30, also if rounding adds a little
 constexpr float VALUE_LIMIT = 2040.f;  // 64 tokens * 2^14 * 2047 < 2^31, and q8 and q4 may round up
 constexpr float WEIGHT_BITS = 14.f;    // the greatest weight of a unit is 2^14
+// Of a latent, whose codes are values as well: 64 tokens * 2^11 * 16000 < 2^31.
+constexpr float LATENT_NORM = 16000.f, LATENT_WEIGHT_BITS = 11.f;
 constexpr int8_t NOT_FINITE = 127;     // exponent of keys and values of a token that holds NaN or infinity; codes are 0
 
 inline size_t head_bytes(const KVShape& s) { return key_bytes(s) + value_bytes(s) + exponent_bytes(); }
@@ -101,6 +104,13 @@ void convert_values(const uint8_t* head, int dim, const float* inverse, uint8_t*
                   pairs(round(mul(values.at(t, v), splat(inverse[t]))), round(mul(values.at(t + 1, v), splat(inverse[t + 1])))));
 }
 
+// The first `dim` elements of keys, in pairs of elements, as values, in pairs of tokens.
+inline void turn_around(const uint8_t* keys, int dim, uint8_t* out) {
+  for (int k = 0; k < dim / 2; k += 8)  // a word is two elements of one token, and the same two of the next
+    for (int i = 0; i < BLOCK / 2; i += 8)
+      turn_square(keys + (size_t(k) * BLOCK + 2 * i) * 4, BLOCK * 4, out + (size_t(i) * dim + 2 * k) * 4, size_t(dim) * 4);
+}
+
 // What a unit's exponents mean. Tokens that nobody has written may have any: their scores are not used.
 struct UnitScales {
   float key[UNIT_TOKENS];       // 2^e of keys
@@ -131,33 +141,36 @@ inline void quantize_kv(const float* x, int limit, int8_t* codes, uint16_t* scal
   store_i8(codes + 16, round(max(min(mul(load(x + 16), inverse), most), least)));
 }
 
+// A latent has one exponent for its key and its value: v is its beginning then.
 inline void store_token(const KVShape& s, uint8_t* block, int kv_head, int token, const float* k, const float* v) {
-  const int dim = s.head_dim;
-  const size_t elements = size_t(dim) * BLOCK;
+  const int dim = s.key_dim, value_dim = s.latent ? 0 : s.value_dim;
   uint8_t* keys = block + kv_head * head_bytes(s);
   uint8_t* values = keys + key_bytes(s);
   auto* exponents = reinterpret_cast<int8_t*>(values + value_bytes(s));
   int8_t &k_exponent = exponents[token], &v_exponent = exponents[BLOCK + token];
-  k_exponent = exponent_for(std::sqrt(sum_of_squares(k, dim)), CODE_NORM);
-  v_exponent = exponent_for(greatest_of(v, dim), VALUE_LIMIT);
+  k_exponent = exponent_for(std::sqrt(sum_of_squares(k, dim)), s.latent ? LATENT_NORM : CODE_NORM);
+  v_exponent = s.latent ? k_exponent : exponent_for(greatest_of(v, value_dim), VALUE_LIMIT);
   if (k_exponent == NOT_FINITE || v_exponent == NOT_FINITE) k_exponent = v_exponent = NOT_FINITE;
   if (s.type == KVType::f16) {
-    auto *ko = reinterpret_cast<int16_t*>(keys), *vo = reinterpret_cast<int16_t*>(values) + token / 2 * 2 * dim + token % 2;
+    auto *ko = reinterpret_cast<int16_t*>(keys), *vo = reinterpret_cast<int16_t*>(values) + token / 2 * 2 * value_dim + token % 2;
     const F32 k_inverse = two_to(splat(-k_exponent)), v_inverse = two_to(splat(-v_exponent));
     const auto code = [&](const float* x, F32 inverse) { return k_exponent == NOT_FINITE ? isplat(0) : round(mul(load(x), inverse)); };
     for (int d = 0; d < dim; d += 16) {
       int16_t codes[16];
       store_i16(codes, code(k + d, k_inverse));
       for (int i = 0; i < 16; i += 2) std::memcpy(ko + (size_t(d + i) / 2 * BLOCK + token) * 2, codes + i, 4);
+    }
+    for (int d = 0; d < value_dim; d += 16) {
+      int16_t codes[16];
       store_i16(codes, code(v + d, v_inverse));
       for (int i = 0; i < 16; i++) vo[(d + i) * 2] = codes[i];
     }
     return;
   }
   const bool q4 = s.type == KVType::q4;
-  auto* k_scale = reinterpret_cast<uint16_t*>(keys + (q4 ? elements / 2 : elements));
-  auto* v_scale = reinterpret_cast<uint16_t*>(values + (q4 ? elements / 2 : elements));
-  const size_t scales = elements / GROUP;
+  auto* k_scale = reinterpret_cast<uint16_t*>(keys + code_bytes(s.type, dim));
+  auto* v_scale = reinterpret_cast<uint16_t*>(values + code_bytes(s.type, value_dim));
+  const size_t scales = scale_count(s.type, dim);
   uint16_t* outlier = k_scale + scales;
   auto* place = reinterpret_cast<uint8_t*>(outlier + KEY_OUTLIERS * scales);
   for (int d = 0; d < dim; d += GROUP) {
@@ -184,22 +197,24 @@ inline void store_token(const KVShape& s, uint8_t* block, int kv_head, int token
         keys[(d + i) * BLOCK + token] = uint8_t(codes[i]);
       }
     }
-    quantize_kv(v + d, q4 ? 7 : 127, codes, &v_scale[token * (dim / GROUP) + d / GROUP]);
-    uint8_t* out = values + (size_t(token) * dim + d) / (q4 ? 2 : 1);
+  }
+  for (int d = 0; d < value_dim; d += GROUP) {
+    int8_t codes[GROUP];
+    quantize_kv(v + d, q4 ? 7 : 127, codes, &v_scale[token * (value_dim / GROUP) + d / GROUP]);
+    uint8_t* out = values + (size_t(token) * value_dim + d) / (q4 ? 2 : 1);
     for (int i = 0; i < (q4 ? 16 : 32); i++) out[i] = q4 ? uint8_t((codes[i] + 8) | (codes[i + 16] + 8) << 4) : uint8_t(codes[i]);
   }
 }
 
 void store_kv(Pool& pool, const KVShape& s, const float* k, const float* v, const SpanRows* spans, int count) {
-  const size_t width = size_t(s.kv_heads) * s.head_dim;
   // A task is one KV head of one span: no two tasks write to the same cache line.
   pool.run(count * s.kv_heads, [&](int task, int) {
     const SpanRows& span = spans[task / s.kv_heads];
     const int head = task % s.kv_heads;
     for (int r = 0; r < span.count; r++) {
       const int position = span.start + r;
-      const size_t at = (span.first + r) * width + size_t(head) * s.head_dim;
-      store_token(s, span.blocks[position / BLOCK], head, position % BLOCK, k + at, v + at);
+      const size_t at = size_t(span.first + r) * s.kv_heads + head;
+      store_token(s, span.blocks[position / BLOCK], head, position % BLOCK, k + at * s.key_dim, v ? v + at * s.value_dim : nullptr);
     }
   });
 }
@@ -263,15 +278,10 @@ inline void product(const int16_t* a, size_t a_stride, int rows, const uint8_t* 
   }
 }
 
-inline F32 soft_cap(F32 s, float cap) {  // cap * tanh(s / cap)
-  const F32 e = exponential(mul(s, splat(2.f / cap)));
-  return mul(splat(cap), sub(splat(1.f), div(splat(2.f), ::everwarm::EVERWARM_ISA::add(e, splat(1.f)))));
-}
-
 // Integer scores of one query over the tokens [low, high) of a unit become weights 2^(score + exponent - m), the rest become 0.
 // `factor` makes a score of an integer. Returns m and the sum of 2^(score - m).
 inline void soften(const int32_t* integers, const UnitScales& unit, int vectors, int low, int high, float factor, float softcap,
-                   int16_t* weights, float& m, float& l) {
+                   float weight_bits, int16_t* weights, float& m, float& l) {
   float scores[UNIT_TOKENS] = {};
   for (int v = 0; v < vectors; v++) {
     const F32 integer = to_f32(iload(integers + 16 * v)), scale = mul(load(unit.key + 16 * v), splat(factor));
@@ -285,7 +295,7 @@ inline void soften(const int32_t* integers, const UnitScales& unit, int vectors,
   for (int j = high; j < 16 * vectors; j++) scores[j] = -INFINITY;  // also what lies behind the newest token
   F32 greatest = load(scores);
   for (int v = 1; v < vectors; v++) greatest = max(greatest, load(scores + 16 * v));
-  m = reduce_max(greatest) - WEIGHT_BITS;
+  m = reduce_max(greatest) - weight_bits;
   F32 sum = splat(0.f);
 #pragma GCC unroll 4
   for (int v = 0; v < vectors; v++) {
@@ -335,15 +345,16 @@ constexpr size_t STEPS_AHEAD = 2;  // a step is the keys or the values of one bl
 constexpr int QUERIES = 96;  // query vectors (rows x heads that share a KV head) that are computed together
 
 // All queries of rows [row, row + rows) that share one KV head, over the units [first, last). Units are merged into
-// (m, l, o), or, if `partials` is given, left there one by one: per query and unit head_dim + 2 floats.
+// (m, l, o), or, if `partials` is given, left there one by one: per query and unit value_dim + 2 floats.
 template <KVType TYPE>
 void attend(const KVShape& s, const float* q, int heads, const SpanRows& span, int kv_head, int row, int rows, int first, int last,
             float scale, int window, float softcap, AttentionScratch& t, float* partials) {
-  const int dim = s.head_dim, shared = heads / s.kv_heads, queries = rows * shared, units = last - first;
-  t.q.resize(size_t(queries) * dim), t.factors.resize(queries), t.out.resize(size_t(queries) * dim);
+  const int dim = s.key_dim, value_dim = s.value_dim, shared = heads / s.kv_heads, queries = rows * shared, units = last - first;
+  const float weight_bits = s.latent ? LATENT_WEIGHT_BITS : WEIGHT_BITS;
+  t.q.resize(size_t(queries) * dim), t.factors.resize(queries), t.out.resize(size_t(queries) * value_dim);
   t.scores.resize(size_t(queries) * UNIT_TOKENS), t.weights.resize(size_t(queries) * UNIT_TOKENS);
   const size_t padded = round_up(queries, 16);
-  t.m.assign(padded, -INFINITY), t.l.assign(padded, 0.f), t.o.assign(size_t(queries) * dim, 0.f);
+  t.m.assign(padded, -INFINITY), t.l.assign(padded, 0.f), t.o.assign(size_t(queries) * value_dim, 0.f);
   t.unit_m.assign(padded, -INFINITY), t.unit_l.assign(padded, 0.f), t.old.resize(padded), t.fresh.resize(padded);
   for (int i = 0; i < queries; i++) {
     const float* from = q + (size_t(span.first + row + i / shared) * heads + kv_head * shared + i % shared) * dim;
@@ -364,9 +375,14 @@ void attend(const KVShape& s, const float* q, int heads, const SpanRows& span, i
     return t.keys.data();
   };
   const auto values = [&](int b, const float* inverse) -> const uint8_t* {
+    if (s.latent) {
+      t.values.resize(size_t(value_dim) * BLOCK * 2);
+      turn_around(keys(b), value_dim, t.values.data());
+      return t.values.data();
+    }
     if constexpr (TYPE == KVType::f16) return head_of(b) + key_bytes(s);
-    t.values.resize(size_t(dim) * BLOCK * 2);
-    convert_values<TYPE>(head_of(b) + key_bytes(s), dim, inverse, t.values.data());
+    t.values.resize(size_t(value_dim) * BLOCK * 2);
+    convert_values<TYPE>(head_of(b) + key_bytes(s), value_dim, inverse, t.values.data());
     return t.values.data();
   };
   const auto blocks_of = [&](int unit) {
@@ -377,9 +393,9 @@ void attend(const KVShape& s, const float* q, int heads, const SpanRows& span, i
   t.order.clear();
   if (TYPE == KVType::f16 && queries <= ATTENTION_ROWS)
     for (int unit = first; unit < last; unit++)
-      for (size_t part : {size_t(0), key_bytes(s)}) {
+      for (int part = 0; part < (s.latent ? 1 : 2); part++) {
         const auto [begin, end] = blocks_of(unit);
-        for (int b = begin; b < end; b++) t.order.push_back(head_of(b) + part);
+        for (int b = begin; b < end; b++) t.order.push_back(head_of(b) + part * key_bytes(s));
       }
   size_t step = STEPS_AHEAD - 1;
   const auto next = [&]() -> const uint8_t* { return ++step < t.order.size() ? t.order[step] : nullptr; };
@@ -400,31 +416,41 @@ void attend(const KVShape& s, const float* q, int heads, const SpanRows& span, i
       const int low = window > 0 && position + 1 - window > from ? position + 1 - window - from : 0;
       int16_t* weights = &t.weights[size_t(i) * UNIT_TOKENS];
       if (low < high)
-        soften(&t.scores[size_t(i) * UNIT_TOKENS], t.unit, vectors, low, high, t.factors[i], softcap, weights, t.unit_m[i], t.unit_l[i]);
+        soften(&t.scores[size_t(i) * UNIT_TOKENS], t.unit, vectors, low, high, t.factors[i], softcap, weight_bits, weights, t.unit_m[i],
+               t.unit_l[i]);
       else  // this query sees nothing of the unit: it will be merged with a weight of 0
         t.unit_m[i] = -INFINITY, t.unit_l[i] = 0.f, std::memset(weights, 0, UNIT_TOKENS * 2);
     }
     for (int b = begin; b < end; b++) {
       const int at = (b - unit * UNIT) * BLOCK, count = from + tokens - b * BLOCK < BLOCK ? from + tokens - b * BLOCK : BLOCK;
-      product(&t.weights[at], UNIT_TOKENS, queries, values(b, t.unit.inverse + at), next(), (count + 1) / 2, dim / 16,
-              [&](int query, int v, I32 sum) {
-                float* out = &t.out[size_t(query) * dim + 16 * v];
+      product(&t.weights[at], UNIT_TOKENS, queries, values(b, t.unit.inverse + at), s.latent ? nullptr : next(), (count + 1) / 2,
+              value_dim / 16, [&](int query, int v, I32 sum) {
+                float* out = &t.out[size_t(query) * value_dim + 16 * v];
                 store(out, b > begin ? ::everwarm::EVERWARM_ISA::add(load(out), to_f32(sum)) : to_f32(sum));
               });
     }
     if (partials) {
       for (int i = 0; i < queries; i++) {
-        float* p = partials + (size_t(i) * units + (unit - first)) * (dim + 2);
+        float* p = partials + (size_t(i) * units + (unit - first)) * (value_dim + 2);
         p[0] = t.unit_m[i], p[1] = t.unit_l[i];
-        std::memcpy(p + 2, &t.out[size_t(i) * dim], dim * 4);
+        std::memcpy(p + 2, &t.out[size_t(i) * value_dim], value_dim * 4);
       }
     } else {
-      merge_all(t, queries, dim);
+      merge_all(t, queries, value_dim);
     }
   }
 }
 
-inline void write_out(const float* o, float l, int dim, float* out) {
+// A sink is a score of no token: it takes a share of the weights and gives nothing. It is merged last, as a unit of its own.
+inline void write_out(float* o, float m, float l, const float* sink, int dim, float* out) {
+  if (sink) {
+    float factors[16] = {};
+    const float sink_m = *sink * LOG2_E, new_m = m > sink_m ? m : sink_m;
+    factors[0] = m - new_m, factors[1] = sink_m - new_m;
+    store(factors, power_of_two(load(factors)));
+    l = std::fma(l, factors[0], factors[1]);
+    for (int d = 0; d < dim; d += 16) store(o + d, mul(load(o + d), splat(factors[0])));
+  }
   const F32 inverse = splat(1.f / l);
   for (int d = 0; d < dim; d += 16) store(out + d, mul(load(o + d), inverse));
 }
@@ -436,8 +462,8 @@ struct AttentionTask {
 };
 
 void attention(Pool& pool, const KVShape& s, const float* q, int heads, const SpanRows* spans, int count, float scale, int window,
-               float softcap, float* out) {
-  const int dim = s.head_dim, shared = heads / s.kv_heads;
+               float softcap, const float* sinks, float* out) {
+  const int dim = s.value_dim, shared = heads / s.kv_heads;
   const int tile_rows = QUERIES / shared > 0 ? QUERIES / shared : 1;
   constexpr int SPLIT = 4;  // units per task where a few rows look back far
   std::vector<AttentionTask> tasks;
@@ -461,6 +487,7 @@ void attention(Pool& pool, const KVShape& s, const float* q, int heads, const Sp
   const auto out_at = [&](const AttentionTask& t, int query) {
     return out + (size_t(spans[t.span].first + t.row + query / shared) * heads + t.kv_head * shared + query % shared) * dim;
   };
+  const auto sink_of = [&](const AttentionTask& t, int query) { return sinks ? sinks + t.kv_head * shared + query % shared : nullptr; };
   pool.run(int(tasks.size()), [&](int index, int) {
     static thread_local AttentionScratch scratch;
     const AttentionTask& t = tasks[index];
@@ -468,7 +495,8 @@ void attention(Pool& pool, const KVShape& s, const float* q, int heads, const Sp
     run(s, q, heads, spans[t.span], t.kv_head, t.row, t.rows, t.first, t.last, scale, window, softcap, scratch,
         t.split ? &partials[t.partials] : nullptr);
     if (!t.split)
-      for (int i = 0; i < t.rows * shared; i++) write_out(&scratch.o[size_t(i) * dim], scratch.l[i], dim, out_at(t, i));
+      for (int i = 0; i < t.rows * shared; i++)
+        write_out(&scratch.o[size_t(i) * dim], scratch.m[i], scratch.l[i], sink_of(t, i), dim, out_at(t, i));
   });
   // Pieces of one split follow each other in `tasks`, from the oldest unit to the newest.
   std::vector<size_t> starts;
@@ -491,7 +519,7 @@ void attention(Pool& pool, const KVShape& s, const float* q, int heads, const Sp
           if (p[0] > -INFINITY) merge(m, l, o.data(), p[0], p[1], p + 2, dim);
         }
       }
-      write_out(o.data(), l, dim, out_at(head, i));
+      write_out(o.data(), m, l, sink_of(head, i), dim, out_at(head, i));
     }
   });
 }

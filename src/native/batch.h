@@ -36,19 +36,23 @@ struct Batch {
     spans.push_back({rows, count, start, std::move(blocks)});
     rows += count;
   }
-  void add_rotary(FloatArray frequencies, double magnitude, bool adjacent) {
+  void add_rotary(FloatArray frequencies, double magnitude, bool adjacent, int sharpen_every, double sharpen) {
     const int pairs = int(frequencies.size());
+    if (sharpen_every < 0) refuse("rotary: sharpened every " + std::to_string(sharpen_every) + " positions, at least 1 is needed, or 0");
     rotaries.push_back({adjacent, pairs, std::vector<float>(size_t(rows) * pairs), std::vector<float>(size_t(rows) * pairs)});
     auto& [_, __, cosine, sine] = rotaries.back();
     for (const Span& span : spans)
-      for (int r = 0; r < span.count; r++)
+      for (int r = 0; r < span.count; r++) {
+        const double steps = sharpen_every ? double((span.start + r) / sharpen_every) : 0.0;
+        const double scale = steps > 0.0 ? magnitude * (1.0 + sharpen * natural_logarithm(1.0 + steps)) : magnitude;
         for (int i = 0; i < pairs; i++) {
           const float angle = float(span.start + r) * frequencies.data()[i];
           double s, c;
           sine_cosine(angle, s, c);
           const size_t at = size_t(span.first + r) * pairs + i;
-          sine[at] = float(s * magnitude), cosine[at] = float(c * magnitude);
+          sine[at] = float(s * scale), cosine[at] = float(c * scale);
         }
+      }
   }
   // Find the blocks in a pool. With the GIL, which guards the pool's tables: operations run without it. Blocks don't move.
   void place(const KVPool& pool) {
@@ -58,11 +62,10 @@ struct Batch {
   }
   // Where this layer's part of every block is.
   const std::vector<SpanRows>& at_layer(const KVPool& pool, int layer) {
-    if (layer < 0 || layer >= pool.layers())
-      throw std::out_of_range("layer " + std::to_string(layer) + " of " + std::to_string(pool.layers()));
+    const size_t offset = pool.offset(layer);
     pointers.clear(), layer_spans.clear();
     pointers.reserve(bases.size());
-    for (uint8_t* base : bases) pointers.push_back(base + layer * kv_layer_bytes(pool.shape()));
+    for (uint8_t* base : bases) pointers.push_back(base + offset);
     size_t from = 0;
     for (const Span& span : spans) {
       if (from + span.blocks.size() > pointers.size()) refuse("batch: its blocks have no place yet");

@@ -3,6 +3,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -145,21 +146,44 @@ NB_MODULE(_native, m) {
           },
           "source"_a.noconvert());
 
+  nb::class_<Routing>(m, "Routing")
+      .def(
+          "__init__",
+          [](Routing* self, int experts, int used, int gating, bool normalised, float scale, int groups, int groups_used) {
+            if (experts < 1 || experts > 1 << 16 || used < 1 || used > experts || groups < 1 || groups_used < 1 || groups_used > groups ||
+                experts % groups || used > experts / groups * groups_used || gating < 0 || gating > 2)
+              refuse("routing: " + std::to_string(used) + " of " + std::to_string(experts) + " experts, " + std::to_string(groups_used) +
+                     " of " + std::to_string(groups) + " groups");
+            new (self) Routing({experts, used, Gating(gating), normalised, scale, groups, groups_used});
+          },
+          "experts"_a, "used"_a, "gating"_a, "normalised"_a, "scale"_a, "groups"_a, "groups_used"_a)
+      .def_ro("rows", &Routing::rows)
+      .def_prop_ro("chosen", [](const Routing& r) { return r.chosen; })
+      .def_prop_ro("weights", [](const Routing& r) { return r.weights; });
+
   nb::class_<KVPool>(m, "KVPool")
       .def(
           "__init__",
-          [](KVPool* self, int layers, int kv_heads, int head_dim, const std::string& type) {
-            KVShape shape{type == "q8" ? KVType::q8 : type == "q4" ? KVType::q4 : KVType::f16, kv_heads, head_dim};
+          [](KVPool* self, const std::vector<std::tuple<int, int, int, bool>>& layers, const std::string& type) {
             if (type != "f16" && type != "q8" && type != "q4") refuse("KV type " + type + ": expected f16, q8 or q4");
-            if (layers < 1 || kv_heads < 1 || head_dim < 16 || head_dim % (shape.type == KVType::f16 ? 16 : 32))
-              refuse("KV pool: head_dim " + std::to_string(head_dim) + " must be a multiple of 16 (f16) or 32 (q8, q4)");
-            if (int64_t(kv_heads) * head_dim > 1 << 24 || layers > 1 << 20)
-              refuse("KV pool: " + std::to_string(layers) + " layers of " + std::to_string(kv_heads) + " heads of " +
-                     std::to_string(head_dim) + ", at most 2^20 layers of 2^24 elements");
-            new (self) KVPool(layers, shape);
+            if (layers.empty() || layers.size() > 1 << 20) refuse("KV pool: " + text(layers.size()) + " layers, 1 to 2^20 are possible");
+            const KVType kind = type == "q8" ? KVType::q8 : type == "q4" ? KVType::q4 : KVType::f16;
+            const int unit = kind == KVType::f16 ? 16 : 32;
+            std::vector<KVShape> shapes;
+            for (const auto& [kv_heads, key_dim, value_dim, latent] : layers) {
+              if (kv_heads < 1 || key_dim < unit || key_dim % unit || value_dim < unit || value_dim % unit ||
+                  (latent && value_dim > key_dim))
+                refuse("KV pool: " + std::to_string(kv_heads) + " heads of " + std::to_string(key_dim) + " and " +
+                       std::to_string(value_dim) + ", must be multiples of 16 (f16) or 32 (q8, q4)");
+              if (int64_t(kv_heads) * (key_dim > value_dim ? key_dim : value_dim) > 1 << 24)
+                refuse("KV pool: " + std::to_string(kv_heads) + " heads of " + std::to_string(key_dim) + ", at most 2^24 elements");
+              shapes.push_back({kind, kv_heads, key_dim, value_dim, latent});
+            }
+            new (self) KVPool(std::move(shapes));
           },
-          "layers"_a, "kv_heads"_a, "head_dim"_a, "kind"_a)
+          "layers"_a, "kind"_a, "Layers as (KV heads, elements of a key, of a value, whether values are the beginnings of keys).")
       .def_prop_ro("block_bytes", &KVPool::block_bytes)
+      .def_prop_ro("layer_bytes", &KVPool::layer_bytes)
       .def_prop_ro("in_use", &KVPool::in_use)
       .def_prop_ro("spare", &KVPool::spare)
       .def("allocate", &KVPool::allocate, "clear"_a = true)
@@ -177,8 +201,8 @@ NB_MODULE(_native, m) {
       .def(nb::init<>())
       .def("add", &Batch::add, "start"_a, "count"_a, "blocks"_a)
       .def("place", &Batch::place, "pool"_a, "Find the blocks of all spans; they must be there until the batch has been computed.")
-      .def("add_rotary", &Batch::add_rotary, "frequencies"_a.noconvert(), "magnitude"_a, "adjacent"_a,
-           "Compute the rotary tables of all rows, for one way to rotate.")
+      .def("add_rotary", &Batch::add_rotary, "frequencies"_a.noconvert(), "magnitude"_a, "adjacent"_a, "sharpen_every"_a = 0,
+           "sharpen"_a = 0.0, "Compute the rotary tables of all rows, for one way to rotate.")
       .def_ro("rows", &Batch::rows);
 
   const nb::call_guard<nb::gil_scoped_release> without_gil;
@@ -245,8 +269,19 @@ NB_MODULE(_native, m) {
   operation("norm", &Engine::norm, "x"_a, "weight"_a.noconvert(), "epsilon"_a, "out"_a, "quantise"_a);
   operation("linear", &Engine::linear, "x"_a, "forms"_a, "biases"_a, "outs"_a, "add"_a);
   operation("gated", &Engine::gated, "x"_a, "gate_up"_a, "biases"_a, "out"_a, "spare"_a, "activation"_a);
+  operation("add", &Engine::add, "x"_a, "y"_a, "scale"_a);
+  operation("route", &Engine::route, "x"_a, "router"_a, "bias"_a.none(), "selection_bias"_a.none(), "expert_scales"_a.none(), "scores"_a,
+            "out"_a);
+  operation("gate", &Engine::gate, "x"_a, "up"_a, "activation"_a);
+  operation("scale", &Engine::scale, "x"_a, "factor"_a, "softcap"_a);
+  operation("experts", &Engine::experts, "x"_a, "routing"_a, "gates"_a, "ups"_a, "downs"_a, "gate_biases"_a, "up_biases"_a, "down_biases"_a,
+            "activation"_a, "work"_a, "out"_a);
+  operation("weigh", &Engine::weigh, "x"_a, "h"_a, "by"_a.noconvert());
   operation("norm_heads", &Engine::norm_heads, "x"_a, "weight"_a.noconvert(), "epsilon"_a, "heads"_a);
-  operation("rotate", &Engine::rotate, "x"_a, "heads"_a, "batch"_a, "rope"_a);
-  operation("store_kv", &Engine::store_kv, "pool"_a, "layer"_a, "keys"_a, "values"_a, "batch"_a);
-  operation("attention", &Engine::attention, "pool"_a, "layer"_a, "q"_a, "batch"_a, "scale"_a, "window"_a, "softcap"_a, "out"_a);
+  operation("rotate", &Engine::rotate, "x"_a, "heads"_a, "batch"_a, "rope"_a, "offset"_a = 0);
+  operation("by_head", &Engine::by_head, "x"_a, "offset"_a, "forms"_a, "work"_a, "out"_a, "out_offset"_a);
+  operation("copy_heads", &Engine::copy_heads, "x"_a, "heads"_a, "offset"_a, "width"_a, "out"_a, "out_offset"_a);
+  operation("store_kv", &Engine::store_kv, "pool"_a, "layer"_a, "keys"_a, "values"_a.none(), "batch"_a);
+  operation("attention", &Engine::attention, "pool"_a, "layer"_a, "q"_a, "batch"_a, "scale"_a, "window"_a, "softcap"_a, "out"_a,
+            "sinks"_a = nb::none());
 }

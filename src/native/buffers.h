@@ -56,6 +56,29 @@ class Rows {
   float* floats() const { return reinterpret_cast<float*>(floats_.get()); }
   void floats_changed() { quantised_ = false; }  // in place: codes of the old floats no longer hold
 
+  // Some rows of others, in their order: codes, and floats where they are asked for or there are no codes.
+  void gather(const Rows& from, const int* rows, int count, bool with_floats, Pool& pool) {
+    resize(count);
+    const size_t groups = width_ / GROUP;
+    const bool floats_too = with_floats || !from.quantised(), codes_too = from.quantised();
+    const QuantOut out = codes_too ? quant_out() : QuantOut{};
+    const QuantRows in = codes_too ? from.quant() : QuantRows{};
+    constexpr int STEP = 16;
+    pool.run((count + STEP - 1) / STEP, [&](int chunk, int) {
+      for (int i = chunk * STEP; i < count && i < (chunk + 1) * STEP; i++) {
+        if (floats_too) std::memcpy(floats() + size_t(i) * width_, from.floats() + size_t(rows[i]) * width_, size_t(width_) * 4);
+        if (!codes_too) continue;
+        const size_t to = size_t(i) * groups, at = size_t(rows[i]) * groups;
+        std::memcpy(out.codes + to * GROUP, in.codes + at * GROUP, groups * GROUP);
+        std::memcpy(out.scale + to, in.scale + at, groups * 4);
+        std::memcpy(out.scaled_sum + to, in.scaled_sum + at, groups * 4);
+        std::memcpy(out.sums + 2 * to, in.sums + 2 * at, groups * 8);
+        std::memcpy(out.outlier + to, in.outlier + at, groups * 4);
+        std::memcpy(out.outlier_at + to, in.outlier_at + at, groups * 4);
+      }
+    });
+  }
+
   QuantOut quant_out() {
     const size_t groups = size_t(rows_) * (width_ / GROUP);
     quantised_ = true;
@@ -86,6 +109,18 @@ class Rows {
   Bytes64 floats_, codes_, scale_, scaled_sum_, scaled_halves_, sums_, outlier_, outlier_at_;
 };
 
+// Which experts each row takes, the best first, and how much each counts.
+struct Routing {
+  const RouteShape shape;
+  int rows = 0;
+  std::vector<int32_t> chosen;  // (rows, used)
+  std::vector<float> weights;   // (rows, used)
+
+  explicit Routing(const RouteShape& s) : shape(s) {}
+  Routing(const Routing&) = delete;
+  void resize(int count) { rows = count, chosen.resize(size_t(count) * shape.used), weights.resize(size_t(count) * shape.used); }
+};
+
 // Blocks of keys and values: one contiguous buffer each, all layers, addressed by a handle.
 //
 // Blocks lie side by side in chunks on huge pages: filling 94 MB takes 14 ms there, 50 ms on small pages, 8 ms where memory is used again.
@@ -95,16 +130,24 @@ class KVPool {
   enum class State : uint8_t { empty, spare, live };  // without memory; released, with memory; in use
 
  public:
-  KVPool(int layers, KVShape shape)
-      : layers_(layers), shape_(shape), stride_(round_up(block_bytes(), PAGE)), per_chunk_(std::max<size_t>(1, CHUNK / stride_)) {}
+  explicit KVPool(std::vector<KVShape> shapes) : shapes_(std::move(shapes)) {
+    for (const KVShape& shape : shapes_) offsets_.push_back(block_bytes_), block_bytes_ += kv_layer_bytes(shape);
+    stride_ = round_up(block_bytes_, PAGE), per_chunk_ = std::max<size_t>(1, CHUNK / stride_);
+  }
   KVPool(const KVPool&) = delete;
   ~KVPool() {
     for (uint8_t* chunk : chunks_) munmap(chunk, chunk_bytes());
   }
 
-  const KVShape& shape() const { return shape_; }
-  int layers() const { return layers_; }
-  size_t block_bytes() const { return layers_ * kv_layer_bytes(shape_); }
+  // Of one layer; and where its part of a block begins.
+  const KVShape& shape(int layer) const { return shapes_[checked(layer)]; }
+  size_t offset(int layer) const { return offsets_[checked(layer)]; }
+  size_t block_bytes() const { return block_bytes_; }
+  std::vector<size_t> layer_bytes() const {
+    std::vector<size_t> sizes;
+    for (const KVShape& shape : shapes_) sizes.push_back(kv_layer_bytes(shape));
+    return sizes;
+  }
   size_t in_use() const { return live_; }
   size_t spare() const { return spare_.size(); }
 
@@ -166,9 +209,14 @@ class KVPool {
     if (id < 0 || size_t(id) >= state_.size() || state_[id] != State::live)
       throw std::out_of_range("KV block " + std::to_string(id) + " is not allocated");
   }
-  int layers_;
-  KVShape shape_;
-  size_t stride_, per_chunk_, live_ = 0;
+  size_t checked(int layer) const {
+    if (layer < 0 || size_t(layer) >= shapes_.size())
+      throw std::out_of_range("layer " + std::to_string(layer) + " of " + std::to_string(shapes_.size()));
+    return size_t(layer);
+  }
+  std::vector<KVShape> shapes_;
+  std::vector<size_t> offsets_;
+  size_t block_bytes_ = 0, stride_, per_chunk_, live_ = 0;
   std::vector<uint8_t*> chunks_;
   std::vector<State> state_;
   std::vector<int> spare_;  // the latest released last: its memory is the likeliest to be in a cache

@@ -71,7 +71,8 @@ using Biases = std::vector<std::optional<FloatArray>>;
 inline Activation activation_named(const std::string& name) {
   if (name == "silu") return Activation::silu;
   if (name == "gelu") return Activation::gelu;
-  refuse("activation " + name + ": expected silu or gelu");
+  if (name == "clamped") return Activation::clamped;
+  refuse("activation " + name + ": expected silu, gelu or clamped");
 }
 
 struct Engine {
@@ -84,6 +85,15 @@ struct Engine {
   const float* vector(const FloatArray& a, int width, const char* what) {
     if (a.size() != size_t(width)) refuse(std::string(what) + ": " + text(a.size()) + " values, expected " + std::to_string(width));
     return a.data();
+  }
+
+  // For every row, on all threads.
+  template <class Do>
+  void in_rows(int rows, Do&& one) {
+    constexpr int STEP = 16;
+    pool.run((rows + STEP - 1) / STEP, [&](int chunk, int) {
+      for (int r = chunk * STEP; r < rows && r < (chunk + 1) * STEP; r++) one(r);
+    });
   }
 
   void embed(const Form& table, const IntArray& tokens, Rows& out) {
@@ -167,6 +177,142 @@ struct Engine {
     k.gate_floats(pool, out.floats(), spare.floats(), size_t(out.rows()) * out.width(), activation);
   }
 
+  // x plus y times a scale.
+  void add(Rows& x, const Rows& y, float scale) {
+    const Timer timer(spent[other_s]);
+    if (&x == &y) refuse("add: both are the same rows");
+    if (x.width() != y.width() || x.rows() != y.rows())
+      refuse("add: (" + std::to_string(y.rows()) + ", " + std::to_string(y.width()) + ") to (" + std::to_string(x.rows()) + ", " +
+             std::to_string(x.width()) + ")");
+    x.floats_changed();
+    k.add_scaled(pool, x.floats(), y.floats(), size_t(x.rows()) * x.width(), scale);
+  }
+
+  void scale(Rows& x, float factor, float softcap) {
+    const Timer timer(spent[other_s]);
+    x.floats_changed();
+    k.scale_floats(pool, x.floats(), size_t(x.rows()) * x.width(), factor, softcap);
+  }
+
+  // Which experts each row takes. The router computes on floats: a rounded score would change who is chosen.
+  void route(Rows& x, const Form& router, const std::optional<FloatArray>& bias, const std::optional<FloatArray>& selection_bias,
+             const std::optional<FloatArray>& expert_scales, Rows& scores, Routing& out) {
+    if (router.quantised()) refuse(std::string("route: a router of type ") + router.type->name + ", floats are needed");
+    if (router.outputs() != out.shape.experts)
+      refuse("route: a router of " + std::to_string(router.outputs()) + " outputs for " + std::to_string(out.shape.experts) + " experts");
+    linear(x, {const_cast<Form*>(&router)}, {bias}, {&scores}, false);
+    const Timer timer(spent[other_s]);
+    const float* selection = selection_bias ? vector(*selection_bias, out.shape.experts, "selection bias") : nullptr;
+    out.resize(x.rows());
+    k.route(pool, scores.floats(), x.rows(), out.shape, selection, out.chosen.data(), out.weights.data());
+    if (!expert_scales) return;
+    const float* scales = vector(*expert_scales, out.shape.experts, "scales of experts");
+    for (size_t i = 0; i < out.chosen.size(); i++) out.weights[i] *= scales[out.chosen[i]];
+  }
+
+  // The activation of x times what stands beside it.
+  void gate(Rows& x, const Rows& up, const std::string& activation) {
+    const Timer timer(spent[other_s]);
+    if (&x == &up || x.width() != up.width() || x.rows() != up.rows()) refuse("gate: two rows of the same shape");
+    x.floats_changed();
+    k.gate_floats(pool, x.floats(), up.floats(), size_t(x.rows()) * x.width(), activation_named(activation));
+  }
+
+  // What the chosen experts give for each row, weighted. Rows are taken expert by expert; a form may be missing if nobody has chosen
+  // its expert. `some`, `hidden`, `spare` and `given` are rows to work with, `each` has room for what every expert of a row gives.
+  void experts(Rows& x, const Routing& routing, const std::vector<Form*>& gates, const std::vector<Form*>& ups,
+               const std::vector<Form*>& downs, const Biases& gate_biases, const Biases& up_biases, const Biases& down_biases,
+               const std::string& activation, const std::vector<Rows*>& work, Rows& out) {
+    const size_t count = routing.shape.experts;
+    if (gates.size() != count || ups.size() != count || downs.size() != count || gate_biases.size() != count || up_biases.size() != count ||
+        down_biases.size() != count)
+      refuse("experts: forms and biases must be " + text(count));
+    if (work.size() != 5) refuse("experts: five rows to work with");
+    for (const Rows* rows : work)
+      if (!rows || rows == &x || rows == &out) refuse("experts: rows to work with must be other rows");
+    if (routing.rows != x.rows()) refuse("experts: " + std::to_string(x.rows()) + " rows, routed were " + std::to_string(routing.rows));
+    Rows &hidden = *work[1], &given = *work[3], &each = *work[4];
+    const int used = routing.shape.used;
+    if (out.width() != each.width() || each.width() != given.width()) refuse("experts: widths of outputs differ");
+    // Rows by expert: where each of them comes from, and where each choice of a row has gone.
+    std::vector<int> starts(count + 1), from(size_t(x.rows()) * used), places(from.size());
+    for (int expert : routing.chosen) starts[expert + 1]++;
+    for (size_t e = 0; e < count; e++) starts[e + 1] += starts[e];
+    std::vector<int> next(starts.begin(), starts.end() - 1);
+    for (size_t i = 0; i < places.size(); i++) places[i] = next[routing.chosen[i]]++, from[places[i]] = int(i) / used;
+    bool codes = true, floats = false;
+    std::vector<size_t> chosen;
+    for (size_t e = 0; e < count; e++)
+      if (starts[e] < starts[e + 1]) {
+        if (!gates[e] || !ups[e] || !downs[e]) refuse("experts: expert " + text(e) + " was chosen and has no forms");
+        codes &= gates[e]->quantised() && ups[e]->quantised() && downs[e]->quantised();
+        floats |= !gates[e]->quantised() || !ups[e]->quantised();
+        chosen.push_back(e);
+      }
+    if (codes && hidden.width() % GROUP == 0)
+      experts_at_once(x, chosen, starts, from, gates, ups, downs, gate_biases, up_biases, down_biases, activation, work);
+    else
+      experts_one_by_one(x, chosen, starts, from, gates, ups, downs, gate_biases, up_biases, down_biases, activation, floats, work);
+    const Timer timer(spent[other_s]);
+    out.resize(x.rows());
+    k.combine(pool, each.floats(), places.data(), routing.weights.data(), x.rows(), used, out.width(), out.floats());
+  }
+
+  // All chosen experts in two calls.
+  void experts_at_once(Rows& x, const std::vector<size_t>& chosen, const std::vector<int>& starts, const std::vector<int>& from,
+                       const std::vector<Form*>& gates, const std::vector<Form*>& ups, const std::vector<Form*>& downs,
+                       const Biases& gate_biases, const Biases& up_biases, const Biases& down_biases, const std::string& activation,
+                       const std::vector<Rows*>& work) {
+    const Timer timer(spent[products_s]);
+    Rows &some = *work[0], &hidden = *work[1], &each = *work[4];
+    if (!x.quantised()) k.quantize(pool, x.floats(), x.rows(), x.quant_out());
+    some.gather(x, from.data(), int(from.size()), false, pool);
+    std::vector<GateGroup> inner;
+    std::vector<RowGroup> outer;
+    hidden.resize(some.rows()), each.resize(some.rows());
+    for (size_t e : chosen) {
+      const Form &gate = *gates[e], &up = *ups[e], &down = *downs[e];
+      if (!gate.data() || !up.data() || !down.data()) refuse("experts: a form without memory");
+      if (gate.inputs() != x.width() || up.inputs() != x.width() || gate.outputs() != hidden.width() || up.outputs() != hidden.width() ||
+          down.inputs() != hidden.width() || down.outputs() != each.width())
+        refuse("experts: forms of expert " + text(e) + " have other shapes");
+      const auto bias = [&](const Biases& all, int width) { return all[e] ? vector(*all[e], width, "bias") : nullptr; };
+      const int first = starts[e], rows = starts[e + 1] - first;
+      inner.push_back({first, rows, &gate.weight, &up.weight, bias(gate_biases, hidden.width()), bias(up_biases, hidden.width())});
+      outer.push_back({first,
+                       rows,
+                       {&down.weight, nullptr, bias(down_biases, each.width()), each.floats() + size_t(first) * each.width(),
+                        size_t(each.width()), false}});
+    }
+    k.grouped_gated(pool, some.quant(), inner.data(), int(inner.size()), activation_named(activation), hidden.quant_out());
+    const QuantRows q = hidden.quant();
+    k.grouped_products(pool, &q, hidden.floats(), hidden.width(), outer.data(), int(outer.size()));
+  }
+
+  void experts_one_by_one(Rows& x, const std::vector<size_t>& chosen, const std::vector<int>& starts, const std::vector<int>& from,
+                          const std::vector<Form*>& gates, const std::vector<Form*>& ups, const std::vector<Form*>& downs,
+                          const Biases& gate_biases, const Biases& up_biases, const Biases& down_biases, const std::string& activation,
+                          bool floats, const std::vector<Rows*>& work) {
+    Rows &some = *work[0], &hidden = *work[1], &spare = *work[2], &given = *work[3], &each = *work[4];
+    each.resize(int(from.size()));
+    for (size_t e : chosen) {
+      const int first = starts[e], rows = starts[e + 1] - first;
+      some.gather(x, from.data() + first, rows, floats || !x.quantised(), pool);
+      gated(some, {gates[e], ups[e]}, {gate_biases[e], up_biases[e]}, hidden, spare, activation);
+      linear(hidden, {downs[e]}, {down_biases[e]}, {&given}, false);
+      std::memcpy(each.floats() + size_t(first) * each.width(), given.floats(), size_t(rows) * each.width() * 4);
+    }
+  }
+
+  // Each row of x times the sigmoid of that row of h times a vector.
+  void weigh(Rows& x, const Rows& h, const FloatArray& by) {
+    const Timer timer(spent[other_s]);
+    const float* v = vector(by, h.width(), "weight of a gate");
+    if (x.rows() != h.rows()) refuse("weigh: " + std::to_string(x.rows()) + " rows by " + std::to_string(h.rows()));
+    x.floats_changed();
+    k.weigh(pool, x.floats(), x.width(), h.floats(), h.width(), v, x.rows());
+  }
+
   // Each head of each row by itself, in place.
   void norm_heads(Rows& x, const FloatArray& weight, float epsilon, int heads) {
     const Timer timer(spent[other_s]);
@@ -179,38 +325,100 @@ struct Engine {
     k.rms_norm(pool, x.floats(), x.rows() * heads, x.width() / heads, w, epsilon, x.floats(), nullptr);
   }
 
-  void rotate(Rows& x, int heads, const Batch& batch, int rope) {
+  void rotate(Rows& x, int heads, const Batch& batch, int rope, int offset) {
     const Timer timer(spent[other_s]);
     if (rope < 0 || size_t(rope) >= batch.rotaries.size())
       refuse("rotate: rotary " + std::to_string(rope) + " of " + text(batch.rotaries.size()));
     const auto& [adjacent, pairs, cosine, sine] = batch.rotaries[rope];
-    if (heads < 1 || x.width() % heads || x.width() / heads < 2 * pairs)
+    if (heads < 1 || x.width() % heads || offset < 0 || x.width() / heads - offset < 2 * pairs)
       refuse("rotate: " + std::to_string(x.width()) + " elements in " + std::to_string(heads) + " heads");
     if (x.rows() != batch.rows) refuse("rotate: " + std::to_string(x.rows()) + " rows, the batch has " + std::to_string(batch.rows));
     x.floats_changed();
-    k.rotate(pool, x.floats(), x.rows(), heads, x.width() / heads, cosine.data(), sine.data(), pairs, adjacent);
+    k.rotate(pool, x.floats(), x.rows(), heads, x.width() / heads, offset, cosine.data(), sine.data(), pairs, adjacent);
   }
 
-  void store_kv(const KVPool& kv, int layer, const Rows& keys, const Rows& values, Batch& batch) {
+  // One product for each head: of the elements of x from `offset` in the head on, into those of `out` from `out_offset` on.
+  void by_head(const Rows& x, int offset, const std::vector<Form*>& forms, Rows& work, Rows& out, int out_offset) {
+    const Timer timer(spent[products_s]);
+    const int heads = int(forms.size());
+    if (!heads || !forms[0]) refuse("by_head: one form for each head");
+    const int inputs = forms[0]->inputs(), outputs = forms[0]->outputs(), rows = x.rows();
+    bool codes = false;
+    for (const Form* form : forms) {
+      if (!form || !form->data()) refuse("by_head: a form without memory");
+      if (form->inputs() != inputs || form->outputs() != outputs) refuse("by_head: forms of different shapes");
+      codes |= form->quantised();
+    }
+    const int stride = x.width() / heads, out_stride = out.width() / heads;
+    if (x.width() % heads || out.width() % heads || offset < 0 || offset + inputs > stride || out_offset < 0 ||
+        out_offset + outputs > out_stride || work.width() != inputs || &work == &x || &out == &x || &work == &out)
+      refuse("by_head: " + std::to_string(heads) + " forms of " + std::to_string(outputs) + " x " + std::to_string(inputs) +
+             " for heads of " + std::to_string(stride) + " and " + std::to_string(out_stride));
+    work.resize(rows * heads);
+    in_rows(rows, [&](int r) {
+      for (int h = 0; h < heads; h++)
+        std::memcpy(work.floats() + (size_t(h) * rows + r) * inputs, x.floats() + size_t(r) * x.width() + h * stride + offset, inputs * 4);
+    });
+    if (codes) {
+      if (inputs % GROUP) refuse("by_head: " + std::to_string(inputs) + " inputs, a multiple of 32 is needed");
+      k.quantize(pool, work.floats(), work.rows(), work.quant_out());
+    }
+    if (out.rows() != rows) out.resize(rows);
+    out.floats_changed();
+    std::vector<RowGroup> groups;
+    for (int h = 0; h < heads; h++) {
+      const Form& f = *forms[h];
+      groups.push_back({h * rows,
+                        rows,
+                        {f.quantised() ? &f.weight : nullptr, f.quantised() ? nullptr : &f.floats, nullptr,
+                         out.floats() + size_t(h) * out_stride + out_offset, size_t(out.width()), false}});
+    }
+    const QuantRows q = work.quant();
+    k.grouped_products(pool, codes ? &q : nullptr, work.floats(), inputs, groups.data(), heads);
+  }
+
+  // In each head: `width` elements of x from `offset` on, to those of `out` from `out_offset` on.
+  void copy_heads(const Rows& x, int heads, int offset, int width, Rows& out, int out_offset) {
+    const Timer timer(spent[other_s]);
+    const int stride = heads > 0 ? x.width() / heads : 0, out_stride = heads > 0 ? out.width() / heads : 0;
+    if (heads < 1 || x.width() % heads || out.width() % heads || offset < 0 || out_offset < 0 || width < 0 || offset + width > stride ||
+        out_offset + width > out_stride || &x == &out)
+      refuse("copy_heads: " + std::to_string(width) + " elements of heads of " + std::to_string(stride) + " to heads of " +
+             std::to_string(out_stride));
+    if (out.rows() != x.rows()) out.resize(x.rows());
+    out.floats_changed();
+    in_rows(x.rows(), [&](int r) {
+      for (int h = 0; h < heads; h++)
+        std::memcpy(out.floats() + size_t(r) * out.width() + h * out_stride + out_offset,
+                    x.floats() + size_t(r) * x.width() + h * stride + offset, size_t(width) * 4);
+    });
+  }
+
+  // Values may be missing where they are the beginnings of keys.
+  void store_kv(const KVPool& kv, int layer, const Rows& keys, const Rows* values, Batch& batch) {
     const Timer timer(spent[attention_s]);
-    const int width = kv.shape().kv_heads * kv.shape().head_dim;
-    if (keys.width() != width || values.width() != width || keys.rows() != batch.rows || values.rows() != batch.rows)
-      refuse("store_kv: keys and values must be (" + std::to_string(batch.rows) + ", " + std::to_string(width) + ")");
+    const KVShape& s = kv.shape(layer);
+    if (!values != s.latent) refuse(s.latent ? "store_kv: values are the beginnings of keys here" : "store_kv: no values");
+    if (keys.width() != s.kv_heads * s.key_dim || keys.rows() != batch.rows ||
+        (values && (values->width() != s.kv_heads * s.value_dim || values->rows() != batch.rows)))
+      refuse("store_kv: keys and values must be " + std::to_string(batch.rows) + " rows of " + std::to_string(s.kv_heads * s.key_dim) +
+             " and " + std::to_string(s.kv_heads * s.value_dim));
     const auto& spans = batch.at_layer(kv, layer);
-    k.store_kv(pool, kv.shape(), keys.floats(), values.floats(), spans.data(), int(spans.size()));
+    k.store_kv(pool, s, keys.floats(), values ? values->floats() : nullptr, spans.data(), int(spans.size()));
   }
 
-  void attention(const KVPool& kv, int layer, const Rows& q, Batch& batch, float scale, int window, float softcap, Rows& out) {
+  void attention(const KVPool& kv, int layer, const Rows& q, Batch& batch, float scale, int window, float softcap, Rows& out,
+                 const std::optional<FloatArray>& sinks) {
     const Timer timer(spent[attention_s]);
-    const KVShape& s = kv.shape();
-    const int heads = q.width() / s.head_dim;
-    if (q.width() % s.head_dim || heads % s.kv_heads || q.rows() != batch.rows || out.width() != q.width())
-      refuse("attention: queries must be (" + std::to_string(batch.rows) + ", multiple of " + std::to_string(s.kv_heads * s.head_dim) +
-             ")");
+    const KVShape& s = kv.shape(layer);
+    const int heads = q.width() / s.key_dim;
+    if (q.width() % s.key_dim || heads % s.kv_heads || q.rows() != batch.rows || out.width() != heads * s.value_dim)
+      refuse("attention: queries must be (" + std::to_string(batch.rows) + ", multiple of " + std::to_string(s.kv_heads * s.key_dim) + ")");
     if (&out == &q) refuse("attention: queries and output are the same rows");
     const auto& spans = batch.at_layer(kv, layer);
     out.resize(q.rows());
-    k.attention(pool, s, q.floats(), heads, spans.data(), int(spans.size()), scale, window, softcap, out.floats());
+    const float* sink = sinks ? vector(*sinks, heads, "sinks") : nullptr;
+    k.attention(pool, s, q.floats(), heads, spans.data(), int(spans.size()), scale, window, softcap, sink, out.floats());
   }
 };
 

@@ -27,12 +27,27 @@ struct Product {
   bool add;
 };
 
+// Rows [first, first + rows) of the activations, and the product that is theirs; `product.y` is where its first row goes.
+struct RowGroup {
+  int first, rows;
+  Product product;
+};
+
+// The same for a gate and what stands beside it. Biases may be null.
+struct GateGroup {
+  int first, rows;
+  const Weight *gate, *up;
+  const float *gate_bias, *up_bias;
+};
+
 enum class KVType : int { f16, q8, q4 };
 
-// One layer's keys and values of a block of tokens, for all KV heads: see attention.inl.h.
+// One layer's keys and values of a block of tokens, for all KV heads: see attention.inl.h. Where values are the beginnings of keys (a
+// latent, from which a model makes both), they are stored once.
 struct KVShape {
   KVType type;
-  int kv_heads, head_dim;
+  int kv_heads, key_dim, value_dim;
+  bool latent;
 };
 
 // Consecutive rows of one sequence in a batch: rows [first, first + count) are at positions start, start + 1, ...
@@ -47,7 +62,18 @@ struct Summary {
   float greatest, total;
 };
 
-enum class Activation { silu, gelu };  // gelu: by tanh, as models are trained with
+// gelu: by tanh, as models are trained with. clamped: gate and up are cut off at 7, and up counts one more.
+enum class Activation { silu, gelu, clamped };
+
+// How a router's scores become the experts of a row.
+enum class Gating : int { softmax, sigmoid, softmax_of_chosen };
+struct RouteShape {
+  int experts, used;
+  Gating gating;
+  bool normalised;
+  float scale;
+  int groups, groups_used;
+};
 
 // The kernels, each declared once: what it returns, its name, what it takes. Each instruction set defines all of them in the .inl.h files.
 // clang-format off
@@ -57,11 +83,20 @@ enum class Activation { silu, gelu };  // gelu: by tanh, as models are trained w
   KERNEL(void, products, (Pool&, const QuantRows* q, const float* x, int rows, int inputs, const Product* products, int count))      \
   KERNEL(void, gated, (Pool&, const QuantRows& x, const Weight& gate, const Weight& up, Activation activation, const QuantOut& out))   \
   KERNEL(void, gate_floats, (Pool&, float* gate, const float* up, size_t count, Activation activation))                               \
-  KERNEL(void, rotate, (Pool&, float* x, int rows, int heads, int head_dim, const float* cosine, const float* sine, int pairs,         \
-                        bool adjacent))                                                                                               \
+  KERNEL(void, add_scaled, (Pool&, float* x, const float* y, size_t count, float scale))                                              \
+  KERNEL(void, scale_floats, (Pool&, float* x, size_t count, float scale, float softcap))                                             \
+  KERNEL(void, route, (Pool&, const float* scores, int rows, const RouteShape&, const float* selection_bias, int32_t* chosen,          \
+                       float* weights))                                                                                               \
+  KERNEL(void, combine, (Pool&, const float* each, const int* places, const float* weights, int rows, int used, int width, float* out)) \
+  KERNEL(void, weigh, (Pool&, float* x, int width, const float* h, int inputs, const float* vector, int rows))                        \
+  KERNEL(void, rotate, (Pool&, float* x, int rows, int heads, int head_dim, int offset, const float* cosine, const float* sine,        \
+                        int pairs, bool adjacent))                                                                                    \
+  KERNEL(void, grouped_products, (Pool&, const QuantRows* q, const float* x, int inputs, const RowGroup* groups, int count))           \
+  KERNEL(void, grouped_gated, (Pool&, const QuantRows& x, const GateGroup* groups, int count, Activation activation,                   \
+                               const QuantOut& out))                                                                                  \
   KERNEL(void, store_kv, (Pool&, const KVShape&, const float* k, const float* v, const SpanRows* spans, int count))                   \
   KERNEL(void, attention, (Pool&, const KVShape&, const float* q, int heads, const SpanRows* spans, int count, float scale,           \
-                           int window, float softcap, float* out))                                                                    \
+                           int window, float softcap, const float* sinks, float* out))                                                \
   KERNEL(Summary, summarize, (const float* x, int count, float inverse_temperature))                                                  \
   KERNEL(int, draw, (const float* x, int count, float inverse_temperature, float greatest, double target))                            \
   KERNEL(int, greatest_ids, (const float* x, int count, int k, int32_t* ids))                                                         \
@@ -89,12 +124,14 @@ constexpr int BLOCK = 64;  // tokens per KV block; attention adds up block by bl
 // one scale can't serve both.
 constexpr int KEY_OUTLIERS = 2;
 
-inline size_t code_bytes(const KVShape& s) {
-  return size_t(s.head_dim) * BLOCK * (s.type == KVType::f16 ? 4 : s.type == KVType::q8 ? 2 : 1) / 2;
+inline size_t code_bytes(KVType type, int dim) { return size_t(dim) * BLOCK * (type == KVType::f16 ? 4 : type == KVType::q8 ? 2 : 1) / 2; }
+inline size_t scale_count(KVType type, int dim) { return type == KVType::f16 ? 0 : size_t(dim / GROUP) * BLOCK; }
+inline size_t key_bytes(const KVShape& s) {
+  return code_bytes(s.type, s.key_dim) + scale_count(s.type, s.key_dim) * (2 + 3 * KEY_OUTLIERS);
 }
-inline size_t scale_count(const KVShape& s) { return s.type == KVType::f16 ? 0 : size_t(s.head_dim / GROUP) * BLOCK; }
-inline size_t key_bytes(const KVShape& s) { return code_bytes(s) + scale_count(s) * (2 + 3 * KEY_OUTLIERS); }
-inline size_t value_bytes(const KVShape& s) { return code_bytes(s) + scale_count(s) * 2; }
+inline size_t value_bytes(const KVShape& s) {
+  return s.latent ? 0 : code_bytes(s.type, s.value_dim) + scale_count(s.type, s.value_dim) * 2;
+}
 
 constexpr size_t exponent_bytes() { return 2 * BLOCK; }  // a byte per key and value of a token and head
 

@@ -553,6 +553,39 @@ void products(Pool& pool, const QuantRows* q, const float* x, int rows, int inpu
   }
 }
 
+// Products of different matrices with different rows, which all have as many inputs.
+void grouped_products(Pool& pool, const QuantRows* q, const float* x, int inputs, const RowGroup* groups, int count) {
+  const auto panels_of = [](const Product& p) { return p.quantised ? p.quantised->panels() : p.floats->panels(); };
+  std::vector<int> ends(count);  // of each group's pairs of panels
+  std::vector<QuantRows> parts(count);
+  std::vector<std::optional<Outliers>> outliers(count);
+  size_t bytes = 0;
+  int pairs = 0, most = 0;
+  for (int i = 0; i < count; i++) {
+    const Product& product = groups[i].product;
+    pairs += (panels_of(product) + 1) / 2, ends[i] = pairs;
+    bytes += product.quantised ? product.quantised->bytes() : product.floats->bytes();
+    most = groups[i].rows > most ? groups[i].rows : most;
+    if (product.quantised) parts[i] = rows_from(*q, groups[i].first, groups[i].rows), outliers[i].emplace(parts[i]);
+  }
+  if (!pairs || !most) return;
+  const int step = pairs_per_piece(pool, pairs, most, bytes);
+  pool.run((pairs + step - 1) / step, [&](int chunk, int) {
+    for (int pair = chunk * step; pair < pairs && pair < (chunk + 1) * step; pair++) {
+      const int i = int(std::upper_bound(ends.begin(), ends.end(), pair) - ends.begin());
+      const RowGroup& group = groups[i];
+      if (!group.rows) continue;
+      const int panel = 2 * (pair - (i ? ends[i - 1] : 0));
+      const float* from = x + size_t(group.first) * inputs;
+      const Outliers* theirs = outliers[i] ? &*outliers[i] : nullptr;
+      if (panel + 1 < panels_of(group.product))
+        product_panels<2>(group.product, panel, parts[i], theirs, from, 0, group.rows);
+      else
+        product_panels<1>(group.product, panel, parts[i], theirs, from, 0, group.rows);
+    }
+  });
+}
+
 // activation(x Gate^T) * (x Up^T), quantised as it is computed: a pair of panels is one group of 32 of the next product's inputs.
 void gated(Pool& pool, const QuantRows& x, const Weight& gate, const Weight& up, Activation activation, const QuantOut& out) {
   const int pairs = gate.outputs / GROUP, groups = pairs;
@@ -573,10 +606,49 @@ void gated(Pool& pool, const QuantRows& x, const Weight& gate, const Weight& up,
           for (size_t t = 0; t < sizeof acc / sizeof acc[0]; t++) {
             const float* g = &gates[(row + t) * GROUP];
             const size_t at = size_t(first + row + t) * groups + pair;
-            quantize_group(mul(activate(load(g), activation), acc[t][0]), mul(activate(load(g + PANEL), activation), acc[t][1]), out, at);
+            quantize_group(gate_up(load(g), acc[t][0], activation), gate_up(load(g + PANEL), acc[t][1], activation), out, at);
           }
         });
       }
     });
   }
+}
+
+// The same for different matrices with different rows, which all have as many inputs and outputs.
+void grouped_gated(Pool& pool, const QuantRows& x, const GateGroup* groups, int count, Activation activation, const QuantOut& out) {
+  if (!count) return;
+  const int pairs = groups[0].gate->outputs / GROUP;  // of each group
+  std::vector<QuantRows> parts;
+  std::vector<Outliers> outliers;
+  size_t bytes = 0;
+  int most = 0;
+  for (int i = 0; i < count; i++) {
+    parts.push_back(rows_from(x, groups[i].first, groups[i].rows)), outliers.emplace_back(parts.back());
+    bytes += groups[i].gate->bytes() + groups[i].up->bytes();
+    most = groups[i].rows > most ? groups[i].rows : most;
+  }
+  const int all = pairs * count, step = pairs_per_piece(pool, all, most, bytes);
+  pool.run((all + step - 1) / step, [&](int chunk, int) {
+    static thread_local std::vector<float> gates;
+    gates.resize(size_t(most) * GROUP);
+    for (int task = chunk * step; task < all && task < (chunk + 1) * step; task++) {
+      const int i = task / pairs, pair = task % pairs;
+      const GateGroup& group = groups[i];
+      const auto biased = [&](F32 acc, const float* bias, int p) {
+        return bias ? ::everwarm::EVERWARM_ISA::add(acc, load(bias + pair * GROUP + p * PANEL)) : acc;
+      };
+      any_form_rows<2>(*group.gate, 2 * pair, parts[i], outliers[i], scratch_of_thread(), [&](int row, auto& acc) {
+        for (size_t t = 0; t < sizeof acc / sizeof acc[0]; t++)
+          for (int p = 0; p < 2; p++) store(&gates[(row + t) * GROUP + p * PANEL], biased(acc[t][p], group.gate_bias, p));
+      });
+      any_form_rows<2>(*group.up, 2 * pair, parts[i], outliers[i], scratch_of_thread(), [&](int row, auto& acc) {
+        for (size_t t = 0; t < sizeof acc / sizeof acc[0]; t++) {
+          const float* g = &gates[(row + t) * GROUP];
+          const size_t at = size_t(group.first + row + t) * pairs + pair;
+          quantize_group(gate_up(load(g), biased(acc[t][0], group.up_bias, 0), activation),
+                         gate_up(load(g + PANEL), biased(acc[t][1], group.up_bias, 1), activation), out, at);
+        }
+      });
+    }
+  });
 }

@@ -37,6 +37,20 @@ inline F32 activate(F32 x, Activation activation) {
   return div(x, add(splat(1.f), exponential(sub(splat(0.f), t))));
 }
 
+// What the next product gets of a gate and what stands beside it.
+inline F32 gate_up(F32 gate, F32 up, Activation activation) {
+  if (activation != Activation::clamped) return mul(activate(gate, activation), up);
+  constexpr float LIMIT = 7.f, SLOPE = 1.702f;
+  const F32 g = min(gate, splat(LIMIT)), u = max(min(up, splat(LIMIT)), splat(-LIMIT));
+  const F32 turned = div(g, add(splat(1.f), exponential(mul(g, splat(-SLOPE)))));
+  return mul(add(u, splat(1.f)), turned);
+}
+
+inline F32 soft_cap(F32 s, float cap) {  // cap * tanh(s / cap)
+  const F32 e = exponential(mul(s, splat(2.f / cap)));
+  return mul(splat(cap), sub(splat(1.f), div(splat(2.f), ::everwarm::EVERWARM_ISA::add(e, splat(1.f)))));
+}
+
 // The sum of sixteen codes, exact; 0 where a NaN left something that is no code.
 inline int32_t sum_of_codes(I32 codes) {
   const float sum = reduce_add(to_f32(codes));
@@ -116,27 +130,199 @@ void rms_norm(Pool& pool, const float* x, int rows, int width, const float* weig
   });
 }
 
-void gate_floats(Pool& pool, float* gate, const float* up, size_t count, Activation activation) {
+// whole(i) computes sixteen elements from i on, rest(i, n) the last n of them, which are fewer; on all threads.
+template <class Whole, class Rest>
+void sixteens(Pool& pool, size_t count, Whole&& whole, Rest&& rest) {
   constexpr size_t STEP = 4096;
   pool.run(int((count + STEP - 1) / STEP), [&](int chunk, int) {
     const size_t end = count < (chunk + 1) * STEP ? count : (chunk + 1) * STEP;
     size_t i = chunk * STEP;
-    for (; i + 16 <= end; i += 16) store(gate + i, mul(activate(load(gate + i), activation), load(up + i)));
-    if (i < end) {
-      float g[16] = {}, u[16] = {};
-      std::memcpy(g, gate + i, (end - i) * 4), std::memcpy(u, up + i, (end - i) * 4);
-      store(g, mul(activate(load(g), activation), load(u)));
-      std::memcpy(gate + i, g, (end - i) * 4);
+    for (; i + 16 <= end; i += 16) whole(i);
+    if (i < end) rest(i, end - i);
+  });
+}
+
+void gate_floats(Pool& pool, float* gate, const float* up, size_t count, Activation activation) {
+  sixteens(
+      pool, count, [&](size_t i) { store(gate + i, gate_up(load(gate + i), load(up + i), activation)); },
+      [&](size_t i, size_t n) {
+        float g[16] = {}, u[16] = {};
+        std::memcpy(g, gate + i, n * 4), std::memcpy(u, up + i, n * 4);
+        store(g, gate_up(load(g), load(u), activation));
+        std::memcpy(gate + i, g, n * 4);
+      });
+}
+
+void add_scaled(Pool& pool, float* x, const float* y, size_t count, float scale) {
+  sixteens(
+      pool, count, [&](size_t i) { store(x + i, fma(load(y + i), splat(scale), load(x + i))); },
+      [&](size_t i, size_t n) {
+        for (size_t j = i; j < i + n; j++) x[j] = std::fma(y[j], scale, x[j]);
+      });
+}
+
+// x * scale, then softcap * tanh(x / softcap) if that is not 0.
+void scale_floats(Pool& pool, float* x, size_t count, float scale, float softcap) {
+  const auto scaled = [&](const float* p) {
+    const F32 v = mul(load(p), splat(scale));
+    return softcap > 0.f ? soft_cap(v, softcap) : v;
+  };
+  sixteens(
+      pool, count, [&](size_t i) { store(x + i, scaled(x + i)); },
+      [&](size_t i, size_t n) {
+        float v[16] = {};
+        std::memcpy(v, x + i, n * 4);
+        store(v, scaled(v));
+        std::memcpy(x + i, v, n * 4);
+      });
+}
+
+// The scores of one row, as what experts are chosen by (`by`) and what they count (`weight`).
+struct RouteScratch {
+  std::vector<float> weight, by, group;
+};
+
+// The place of the greatest; the first of several.
+inline int greatest_at(const float* x, int count) {
+  int best = 0;
+  for (int i = 1; i < count; i++)
+    if (x[i] > x[best]) best = i;
+  return best;
+}
+
+// Only the best groups stay; what is in the others can't be chosen.
+inline void keep_groups(const RouteShape& s, RouteScratch& t) {
+  const int each = s.experts / s.groups;
+  t.group.assign(s.groups, 0.f);
+  for (int g = 0; g < s.groups; g++) {
+    float first = -INFINITY, second = -INFINITY;
+    for (int i = g * each; i < (g + 1) * each; i++) {
+      const float x = t.by[i];
+      if (x > first)
+        second = first, first = x;
+      else if (x > second)
+        second = x;
+    }
+    t.group[g] = s.gating == Gating::sigmoid && each > 1 ? first + second : first;
+  }
+  std::vector<char> kept(s.groups, 0);
+  for (int n = 0; n < s.groups_used; n++) {
+    const int g = greatest_at(t.group.data(), s.groups);
+    kept[g] = 1, t.group[g] = -INFINITY;
+  }
+  for (int i = 0; i < s.experts; i++)
+    if (!kept[i / each]) t.by[i] = -INFINITY;
+}
+
+inline void route_row(const float* scores, const RouteShape& s, const float* selection_bias, int32_t* chosen, float* weights,
+                      RouteScratch& t) {
+  const int padded = (s.experts + 15) / 16 * 16;
+  t.weight.assign(padded, -INFINITY);
+  std::memcpy(t.weight.data(), scores, size_t(s.experts) * 4);
+  if (s.gating == Gating::softmax) {
+    float greatest = -INFINITY;
+    for (int i = 0; i < s.experts; i++) greatest = scores[i] > greatest ? scores[i] : greatest;
+    F32 sum = splat(0.f);
+    for (int i = 0; i < padded; i += 16) {
+      const F32 e = exponential(sub(load(&t.weight[i]), splat(greatest)));
+      store(&t.weight[i], e), sum = add(sum, e);
+    }
+    const F32 total = splat(reduce_add(sum));
+    for (int i = 0; i < padded; i += 16) store(&t.weight[i], div(load(&t.weight[i]), total));
+  } else if (s.gating == Gating::sigmoid) {
+    for (int i = 0; i < padded; i += 16)
+      store(&t.weight[i], div(splat(1.f), add(splat(1.f), exponential(sub(splat(0.f), load(&t.weight[i]))))));
+  }
+  t.by.assign(t.weight.begin(), t.weight.begin() + s.experts);
+  if (selection_bias)
+    for (int i = 0; i < s.experts; i++) t.by[i] += selection_bias[i];
+  if (s.groups > 1) keep_groups(s, t);
+  for (int n = 0; n < s.used; n++) {
+    int best = -1;  // NaN is never greater: then the first that is left is taken
+    for (int i = 0; i < s.experts; i++) {
+      bool taken = false;
+      for (int m = 0; m < n; m++) taken |= chosen[m] == i;
+      if (!taken && (best < 0 || t.by[i] > t.by[best])) best = i;
+    }
+    chosen[n] = best, weights[n] = t.weight[best];
+  }
+  if (s.gating == Gating::softmax_of_chosen) {
+    float sum = 0.f;
+    for (int n = s.used - 1; n >= 0; n--) {
+      float e[16] = {weights[n] - weights[0]};
+      store(e, exponential(load(e)));
+      weights[n] = e[0], sum += e[0];
+    }
+    for (int n = 0; n < s.used; n++) weights[n] /= sum;
+  } else if (s.normalised) {
+    float sum = 0.f;
+    for (int n = 0; n < s.used; n++) sum += weights[n];
+    for (int n = 0; n < s.used; n++) weights[n] /= sum + 1e-20f;
+  }
+  for (int n = 0; n < s.used; n++) weights[n] *= s.scale;
+}
+
+void route(Pool& pool, const float* scores, int rows, const RouteShape& s, const float* selection_bias, int32_t* chosen, float* weights) {
+  constexpr int STEP = 16;
+  pool.run(row_chunks(rows, STEP), [&](int chunk, int) {
+    static thread_local RouteScratch scratch;
+    for (int r = chunk * STEP; r < rows && r < (chunk + 1) * STEP; r++)
+      route_row(scores + size_t(r) * s.experts, s, selection_bias, chosen + size_t(r) * s.used, weights + size_t(r) * s.used, scratch);
+  });
+}
+
+// The weighted sum of what the experts of each row gave, the best first. `places` says where in `each` that is.
+void combine(Pool& pool, const float* each, const int* places, const float* weights, int rows, int used, int width, float* out) {
+  constexpr int STEP = 4;
+  pool.run(row_chunks(rows, STEP), [&](int chunk, int) {
+    for (int r = chunk * STEP; r < rows && r < (chunk + 1) * STEP; r++) {
+      const int* place = places + size_t(r) * used;
+      const float* w = weights + size_t(r) * used;
+      const auto from = [&](int n) { return each + size_t(place[n]) * width; };
+      float* to = out + size_t(r) * width;
+      int i = 0;
+      for (; i + 16 <= width; i += 16) {
+        F32 sum = mul(load(from(0) + i), splat(w[0]));
+        for (int n = 1; n < used; n++) sum = fma(load(from(n) + i), splat(w[n]), sum);
+        store(to + i, sum);
+      }
+      for (; i < width; i++) {
+        float sum = from(0)[i] * w[0];
+        for (int n = 1; n < used; n++) sum = std::fma(from(n)[i], w[n], sum);
+        to[i] = sum;
+      }
     }
   });
 }
 
-void rotate(Pool& pool, float* x, int rows, int heads, int head_dim, const float* cosine, const float* sine, int pairs, bool adjacent) {
+// Each row of x times the sigmoid of that row of h times a vector.
+void weigh(Pool& pool, float* x, int width, const float* h, int inputs, const float* vector, int rows) {
+  constexpr int STEP = 4;
+  pool.run(row_chunks(rows, STEP), [&](int chunk, int) {
+    for (int r = chunk * STEP; r < rows && r < (chunk + 1) * STEP; r++) {
+      const float* from = h + size_t(r) * inputs;
+      F32 sum = splat(0.f);
+      int i = 0;
+      for (; i + 16 <= inputs; i += 16) sum = fma(load(from + i), load(vector + i), sum);
+      float score = reduce_add(sum);
+      for (; i < inputs; i++) score = std::fma(from[i], vector[i], score);
+      float e[16] = {-score};
+      store(e, exponential(load(e)));
+      const float weight = 1.f / (1.f + e[0]);
+      float* to = x + size_t(r) * width;
+      for (int j = 0; j < width; j++) to[j] *= weight;
+    }
+  });
+}
+
+// In each head, what begins at `offset`.
+void rotate(Pool& pool, float* x, int rows, int heads, int head_dim, int offset, const float* cosine, const float* sine, int pairs,
+            bool adjacent) {
   constexpr int STEP = 8;
   pool.run(row_chunks(rows, STEP), [&](int chunk, int) {
     for (int r = chunk * STEP; r < rows && r < (chunk + 1) * STEP; r++)
       for (int h = 0; h < heads; h++) {
-        float* head = x + (size_t(r) * heads + h) * head_dim;
+        float* head = x + (size_t(r) * heads + h) * head_dim + offset;
         const float *c = cosine + size_t(r) * pairs, *s = sine + size_t(r) * pairs;
         for (int i = 0; i < pairs; i++) {
           float &a = head[adjacent ? 2 * i : i], &b = head[adjacent ? 2 * i + 1 : i + pairs];

@@ -250,4 +250,21 @@ constexpr int ATTENTION_ROWS = 2;  // x 4 vectors
 constexpr int TILE_ROWS = 2;  // sixteen registers hold two rows of two panels' dots; sums are spilled
 constexpr int PACKED_TILE = 4;
 
+// Eight rows of eight words of 64 bits become columns; in each word the two numbers of 16 bits in the middle change places.
+inline void turn_square(const uint8_t* in, size_t in_stride, uint8_t* out, size_t out_stride) {
+  const __m256i order =
+      _mm256_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15, 0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15);
+  for (int y = 0; y < 8; y += 4)
+    for (int x = 0; x < 8; x += 4) {
+      __m256i r[4];
+      for (int i = 0; i < 4; i++)
+        r[i] = _mm256_shuffle_epi8(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(in + (y + i) * in_stride + 8 * x)), order);
+      const __m256i a = _mm256_unpacklo_epi64(r[0], r[1]), b = _mm256_unpackhi_epi64(r[0], r[1]);
+      const __m256i c = _mm256_unpacklo_epi64(r[2], r[3]), d = _mm256_unpackhi_epi64(r[2], r[3]);
+      const auto put = [&](int i, __m256i v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + (x + i) * out_stride + 8 * y), v); };
+      put(0, _mm256_permute2x128_si256(a, c, 0x20)), put(1, _mm256_permute2x128_si256(b, d, 0x20));
+      put(2, _mm256_permute2x128_si256(a, c, 0x31)), put(3, _mm256_permute2x128_si256(b, d, 0x31));
+    }
+}
+
 }  // namespace everwarm::avx2

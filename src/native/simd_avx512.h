@@ -199,4 +199,22 @@ constexpr int ATTENTION_ROWS = 6;  // x 4 vectors
 constexpr int TILE_ROWS = 6;  // x 2 panels of 16 outputs: 12 sums, 12 dots, and room for codes and scales in 32 registers
 constexpr int PACKED_TILE = 8;  // sums of one panel, beside the 8 vectors of its codes
 
+// Eight rows of eight words of 64 bits become columns; in each word the two numbers of 16 bits in the middle change places.
+inline void turn_square(const uint8_t* in, size_t in_stride, uint8_t* out, size_t out_stride) {
+  const __m512i middle = _mm512_set1_epi64(0x0706030205040100);
+  const __m512i order =
+      _mm512_or_si512(middle, _mm512_set_epi64(0x0808080808080808, 0, 0x0808080808080808, 0, 0x0808080808080808, 0, 0x0808080808080808, 0));
+  __m512i r[8], t[8];
+  for (int i = 0; i < 8; i++) r[i] = _mm512_shuffle_epi8(_mm512_loadu_si512(in + i * in_stride), order);
+  for (int i = 0; i < 8; i += 2) t[i] = _mm512_unpacklo_epi64(r[i], r[i + 1]), t[i + 1] = _mm512_unpackhi_epi64(r[i], r[i + 1]);
+  for (int odd = 0; odd < 2; odd++) {
+    const __m512i a = _mm512_shuffle_i64x2(t[odd], t[2 + odd], 0x88), b = _mm512_shuffle_i64x2(t[odd], t[2 + odd], 0xdd);
+    const __m512i c = _mm512_shuffle_i64x2(t[4 + odd], t[6 + odd], 0x88), d = _mm512_shuffle_i64x2(t[4 + odd], t[6 + odd], 0xdd);
+    _mm512_storeu_si512(out + odd * out_stride, _mm512_shuffle_i64x2(a, c, 0x88));
+    _mm512_storeu_si512(out + (2 + odd) * out_stride, _mm512_shuffle_i64x2(b, d, 0x88));
+    _mm512_storeu_si512(out + (4 + odd) * out_stride, _mm512_shuffle_i64x2(a, c, 0xdd));
+    _mm512_storeu_si512(out + (6 + odd) * out_stride, _mm512_shuffle_i64x2(b, d, 0xdd));
+  }
+}
+
 }  // namespace everwarm::avx512

@@ -212,4 +212,15 @@ constexpr int TILE_ROWS = 2;
 constexpr int PACKED_TILE = 4;
 // clang-format on
 
+// Eight rows of eight words of 64 bits become columns; in each word the two numbers of 16 bits in the middle change places.
+inline void turn_square(const uint8_t* in, size_t in_stride, uint8_t* out, size_t out_stride) {
+  for (int y = 0; y < 8; y++)
+    for (int x = 0; x < 8; x++) {
+      uint64_t v;
+      std::memcpy(&v, in + y * in_stride + 8 * x, 8);
+      v = (v & 0xffff00000000ffffull) | (v >> 16 & 0x00000000ffff0000ull) | (v << 16 & 0x0000ffff00000000ull);
+      std::memcpy(out + x * out_stride + 8 * y, &v, 8);
+    }
+}
+
 }  // namespace everwarm::portable

@@ -35,9 +35,9 @@ struct BatchOfTheRun {
 template <class T, class... Types>
 constexpr bool is_one_of = (std::is_same_v<T, Types> || ...);
 template <class T>
-constexpr bool is_referred_to = is_one_of<T, Rows, Form, KVPool>;
+constexpr bool is_referred_to = is_one_of<T, Rows, Form, KVPool, Routing>;
 template <class T>
-constexpr bool is_copied = std::is_arithmetic_v<T> || is_one_of<T, std::string, FloatArray, IntArray, Biases>;
+constexpr bool is_copied = std::is_arithmetic_v<T> || is_one_of<T, std::string, FloatArray, std::optional<FloatArray>, IntArray, Biases>;
 
 class Tape {
  public:
@@ -69,6 +69,10 @@ class Tape {
   void keep_alive(const T& argument) {
     static_assert(is_referred_to<T> || is_copied<T> || std::is_same_v<T, Batch>, "say above how an argument of this type is kept");
     if constexpr (is_referred_to<T>) objects_.push_back(nb::find(argument));
+  }
+  template <class T>
+  void keep_alive(T* const& argument) {
+    if (argument) objects_.push_back(nb::find(argument));
   }
   template <class T>
   void keep_alive(const std::vector<T*>& arguments) {

@@ -8,6 +8,7 @@ import pytest
 from gguf.quants import dequantize
 
 from everwarm.kernels import _native, reference
+from everwarm.kernels.backend import Rotary
 from everwarm.kernels.native import aligned_bytes
 from tiny import random_blocks
 
@@ -180,7 +181,7 @@ def test_a_batch_may_rotate_in_several_ways(engine: _native.Engine) -> None:
         batch.add_rotary(np.array([1.0, 0.25], np.float32), 1.0, adjacent)
     x = np.random.default_rng(0).standard_normal((2, 8)).astype(np.float32)
     for rope, pairing in enumerate(("adjacent", "halves")):
-        table = reference.rotary_table(np.array([1.0, 0.25], np.float32), 1.0, np.array([5, 6], np.int32))
+        table = reference.rotary_table(Rotary("", np.array([1.0, 0.25], np.float32), 1.0), np.array([5, 6], np.int32))
         turned = rows(x)
         engine.rotate(turned, 2, batch, rope)
         expected = reference.rotate(x.copy().reshape(2, 2, 4), table, pairing).reshape(2, 8)
@@ -192,7 +193,7 @@ def test_a_batch_may_rotate_in_several_ways(engine: _native.Engine) -> None:
 def test_rotation_table_is_that_of_the_c_library(engine: _native.Engine) -> None:
     frequencies = (10000.0 ** -(np.arange(0, 64, 2) / 64)).astype(np.float32)
     for start in (0, 1, 1000, 131_000, 1_000_000):
-        pool = _native.KVPool(1, 1, 64, "f16")
+        pool = _native.KVPool([(1, 64, 64, False)], "f16")
         batch = _native.Batch()
         batch.add(0, 0, [])
         batch = _native.Batch()
@@ -245,7 +246,7 @@ class Attention:
         self, engine: _native.Engine, cuts: list[list[int]], window: int = 0, softcap: float = 0.0
     ) -> list[np.ndarray]:
         """Outputs per sequence; in step s, sequence i advances to cuts[s][i]."""
-        pool = _native.KVPool(2, self.kv_heads, self.dim, self.kind)
+        pool = _native.KVPool([(self.kv_heads, self.dim, self.dim, False)] * 2, self.kind)
         done, blocks, outs = [0] * len(self.q), [[] for _ in self.q], [[] for _ in self.q]
         for cut in cuts:
             batch = _native.Batch()
@@ -446,9 +447,13 @@ class TestRefused:
         for width in (0, -1):
             with pytest.raises(ValueError, match="at least 1"):
                 _native.Rows(width)
-        for layers, heads, dim in ((1, 2**31 - 1, 2**31 - 32), (2**31 - 1, 1, 32), (1, 2**20, 32)):
-            with pytest.raises(ValueError, match=r"at most 2\^20 layers of 2\^24 elements"):
-                _native.KVPool(layers, heads, dim, "f16")
+        for heads, dim in ((2**31 - 1, 2**31 - 32), (2**20, 32)):
+            with pytest.raises(ValueError, match=r"at most 2\^24 elements"):
+                _native.KVPool([(heads, dim, dim, False)], "f16")
+        with pytest.raises(ValueError, match=r"1048577 layers, 1 to 2\^20 are possible"):
+            _native.KVPool([(1, 32, 32, False)] * (2**20 + 1), "f16")
+        with pytest.raises(ValueError, match="heads of 32 and 64"):  # a value can't be longer than the key it begins
+            _native.KVPool([(1, 32, 64, True)], "f16")
 
     def test_form_without_memory(self, engine: _native.Engine) -> None:
         with pytest.raises(ValueError, match="without memory"):
@@ -466,7 +471,7 @@ class TestRefused:
         for out, spare in ((x, other), (other, x), (other, other)):
             with pytest.raises(ValueError, match="must be different rows"):
                 engine.gated(x, [form, form], [None, None], out, spare, "silu")
-        pool = _native.KVPool(1, 1, 64, "f16")
+        pool = _native.KVPool([(1, 64, 64, False)], "f16")
         batch = _native.Batch()
         batch.add(0, 1, [pool.allocate()])
         batch.place(pool)
@@ -474,7 +479,7 @@ class TestRefused:
             engine.attention(pool, 0, x, batch, 1.0, 0, 0.0, x)
 
     def test_blocks_that_are_not_allocated(self, engine: _native.Engine) -> None:
-        pool = _native.KVPool(1, 1, 64, "f16")
+        pool = _native.KVPool([(1, 64, 64, False)], "f16")
         x = rows(np.zeros((1, 64)))
         for block in (-1, 0, 5):
             batch = _native.Batch()
@@ -506,6 +511,38 @@ class TestRefused:
         with pytest.raises(ValueError, match="threads"):
             _native.Engine(ISAS[0], 0)
         with pytest.raises(ValueError, match="f16, q8 or q4"):
-            _native.KVPool(1, 1, 64, "q3")
-        with pytest.raises(ValueError, match="multiple of"):
-            _native.KVPool(1, 1, 40, "q8")
+            _native.KVPool([(1, 64, 64, False)], "q3")
+        with pytest.raises(ValueError, match="multiples of"):
+            _native.KVPool([(1, 40, 40, False)], "q8")
+
+
+def test_rows_are_added_scaled_capped_and_weighed(engine: _native.Engine) -> None:
+    rng = np.random.default_rng(2)
+    a, b = (rng.standard_normal((5, 37)).astype(np.float32) * 30 for _ in range(2))
+    x = rows(a)
+    engine.add(x, rows(b), 0.25)
+    np.testing.assert_allclose(x.numpy(), a + 0.25 * b, rtol=1e-6, atol=1e-6)
+    x = rows(a)
+    engine.scale(x, 0.5, 0.0)
+    np.testing.assert_array_equal(x.numpy(), a * np.float32(0.5))
+    x = rows(a)
+    engine.scale(x, 2.0, 30.0)
+    np.testing.assert_allclose(x.numpy(), 30 * np.tanh(a / 15), rtol=1e-5, atol=1e-5)
+    x, by = rows(a), rng.standard_normal(37).astype(np.float32) * 0.05
+    engine.weigh(x, rows(b), by)
+    np.testing.assert_allclose(x.numpy(), a * reference.sigmoid(b @ by)[:, None], rtol=1e-4)
+
+
+def test_queries_of_late_positions_are_sharpened(engine: _native.Engine) -> None:
+    frequencies = np.array([1.0, 0.25], np.float32)
+    pool = _native.KVPool([(1, 16, 16, False)], "f16")
+    batch = _native.Batch()
+    batch.add(1000, 70, [pool.allocate() for _ in range(20)])
+    batch.add_rotary(frequencies, 1.5, True, 16, 0.1)
+    x = np.random.default_rng(3).standard_normal((70, 4)).astype(np.float32)
+    turned = rows(x)
+    engine.rotate(turned, 1, batch, 0)
+    table = reference.rotary_table(Rotary("", frequencies, 1.5, 16, 0.1), np.arange(1000, 1070, dtype=np.int32))
+    np.testing.assert_allclose(
+        turned.numpy(), reference.rotate(x.reshape(70, 1, 4).copy(), table, "adjacent")[:, 0], atol=2e-6
+    )

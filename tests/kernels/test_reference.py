@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from everwarm.kernels import reference as ops
-from everwarm.kernels.backend import KVShape
+from everwarm.kernels.backend import LayerKV, Rotary
 from everwarm.kv.index.pool import BlockPool, SequenceKV
 
 
@@ -29,7 +29,7 @@ def test_attention_in_several_steps_is_attention_in_one(monkeypatch: pytest.Monk
 
 def test_half_of_a_head_may_stay_unrotated() -> None:
     x = np.ones((3, 2, 8), np.float32)
-    table = ops.rotary_table(np.array([1.0, 0.5], np.float32), 1.0, np.arange(3, dtype=np.int32))
+    table = ops.rotary_table(Rotary("", np.array([1.0, 0.5], np.float32), 1.0), np.arange(3, dtype=np.int32))
     for pairing in ("adjacent", "halves"):
         turned = ops.rotate(x.copy(), table, pairing)
         assert (turned[..., 4:] == 1).all()
@@ -38,12 +38,13 @@ def test_half_of_a_head_may_stay_unrotated() -> None:
 
 
 def test_kv_grows_to_its_capacity_and_keeps_what_it_holds() -> None:
-    blocks = ops.ReferenceBlocks(KVShape(layers=1, kv_heads=1, head_dim=2))
+    blocks = ops.ReferenceBlocks((LayerKV(1, 2, 2),))
     kv = SequenceKV(BlockPool(blocks), capacity=1000)
     for position in range(0, 1000, 10):
         rows = np.full((10, 1, 2), position, np.float32)
         kv.reserve(kv.length + 10)
-        keys, values = blocks.append(kv, 0, rows, -rows)
+        blocks.append(kv, 0, rows, -rows)
+        keys, values = blocks.read(kv, 0, kv.length + 10)
         kv.length += 10
     assert keys.shape == (1, 1000, 2)
     assert (keys[0, :, 0] == np.arange(1000) // 10 * 10).all()

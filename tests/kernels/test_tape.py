@@ -29,11 +29,14 @@ METHODS = {
 
 def bound(kind: type) -> dict[str, list[str]]:
     """Methods of a native class and their arguments, as nanobind tells them."""
-    return {
-        name: re.findall(r"(\w+)(?=:|,|\))", re.sub(r": [^,()]*(\[[^\]]*\])*", "", method.__doc__.splitlines()[0]))
-        for name, method in vars(kind).items()
-        if not name.startswith("_") and callable(method)
-    }
+    found = {}
+    for name, method in vars(kind).items():
+        if not name.startswith("_") and callable(method):
+            said = method.__doc__.splitlines()[0]
+            while (shorter := re.sub(r"\[[^\[\]]*\]", "", said)) != said:  # what a type is made of
+                said = shorter
+            found[name] = ["self", *re.findall(r"(\w+): ", said)]
+    return found
 
 
 def form(seed: int, outputs: int = WIDTH) -> tuple[_native.Form, "weakref.ref[np.ndarray]"]:
@@ -77,7 +80,7 @@ def test_what_a_tape_remembers_is_what_the_engine_does(isa: str) -> None:
         to.gated(x, forms[:2], [None, None], out, spare, "silu")
         return [x, h, q, k, v, out]
 
-    pool = _native.KVPool(1, HEADS, WIDTH // HEADS, "f16")
+    pool = _native.KVPool([(HEADS, WIDTH // HEADS, WIDTH // HEADS, False)], "f16")
     done = [rows.numpy().copy() for rows in operations(engine, batch_of(pool), pool)]
     recorded = operations(tape, _native.Batch(), pool)
     assert all(rows.rows == 0 for rows in recorded[1:])

@@ -18,7 +18,7 @@ from everwarm.kv.index.pool import BlockPool, HeapBlocks, SequenceKV
 
 
 def native() -> NativeBlocks:
-    return NativeBlocks(2, 1, 32, "f16")
+    return NativeBlocks([(1, 32, 32, False)] * 2, "f16")
 
 
 def heap() -> HeapBlocks:
@@ -186,7 +186,7 @@ def resident_bytes() -> int:
 
 
 def test_trimmed_memory_goes_back_to_the_system_and_comes_back_clear() -> None:
-    memory = NativeBlocks(16, 4, 64, "f16")
+    memory = NativeBlocks([(4, 64, 64, False)] * 16, "f16")
     before = resident_bytes()
     blocks = [memory.allocate() for _ in range((200 << 20) // memory.block_bytes)]
     for block in blocks:

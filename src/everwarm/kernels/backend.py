@@ -23,12 +23,26 @@ Affine = tuple[Weight, F32 | None]
 
 
 @dataclass(frozen=True, slots=True)
-class KVShape:
-    """Keys and values of one token."""
+class LayerKV:
+    """Keys and values of one token in one layer."""
 
-    layers: int
     kv_heads: int
-    head_dim: int
+    key_dim: int  # elements of a head
+    value_dim: int
+    latent: bool = False  # a value is the beginning of its key: both are stored once
+
+    @property
+    def key_width(self) -> int:
+        return self.kv_heads * self.key_dim
+
+    @property
+    def value_width(self) -> int:
+        """Elements that are stored besides those of keys."""
+        return 0 if self.latent else self.kv_heads * self.value_dim
+
+
+KVShape = tuple[LayerKV, ...]
+"""What the layers that store something store of one token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +52,32 @@ class Rotary:
     pairing: str
     frequencies: F32  # (pairs,)
     magnitude: float
+    sharpen_every: int = (
+        0  # what is rotated at position p is also multiplied by 1 + sharpen * log(1 + floor(p / every))
+    )
+    sharpen: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """How a router's scores become the experts of a row: see `model.spec.ExpertsSpec`."""
+
+    experts: int
+    used: int
+    routing: str
+    normalised: bool
+    scale: float
+    groups: int
+    groups_used: int
+
+
+@dataclass(frozen=True, slots=True)
+class Expert:
+    """The matrices of one expert."""
+
+    gate: Affine
+    up: Affine
+    down: Affine
 
 
 class BlockMemory(Protocol):
@@ -48,6 +88,10 @@ class BlockMemory(Protocol):
 
     @property
     def block_bytes(self) -> int: ...
+
+    @property
+    def layer_bytes(self) -> Sequence[int]:
+        """What each layer takes of a block."""
 
     @property
     def in_use(self) -> int:
@@ -127,10 +171,10 @@ class Step(Protocol):
     def replay(self, recorded: Any) -> None:
         """Do what a recorder of an earlier step has remembered, with the rows of this one."""
 
-    def embed(self, table: Weight) -> Array:
-        """The rows of a table that the tokens name."""
+    def embed(self, table: Weight, scale: float = 1.0, role: str = "x") -> Array:
+        """The rows of a table that the tokens name, times a scale."""
 
-    def start(self, rows: F32) -> Array:
+    def start(self, rows: F32, scale: float = 1.0, role: str = "x") -> Array:
         """Rows that were looked up elsewhere, instead of `embed`."""
 
     def norm(self, x: Array, weight: F32, epsilon: float) -> Array: ...
@@ -139,26 +183,79 @@ class Step(Protocol):
         """Several products of the same rows."""
 
     def norm_heads(self, x: Array, weight: F32, epsilon: float, heads: int) -> Array:
-        """Norm each head of each row by itself."""
+        """Norm each head of each row by itself, in place; one head is the whole row."""
 
-    def rotate(self, x: Array, heads: int, rope: int) -> Array:
-        """Rotate each head, by the `rope`-th of the rotaries that the step was begun with."""
+    def rotate(self, x: Array, heads: int, rope: int, offset: int = 0) -> Array:
+        """Rotate each head, from an element of it on, by the `rope`-th of the rotaries that the step was begun with."""
 
     def attention(
-        self, layer: int, q: Array, k: Array, v: Array, scale: float, window: int | None, softcap: float = 0.0
+        self,
+        layer: int,
+        q: Array,
+        k: Array | None,
+        v: Array | None,
+        scale: float,
+        window: int | None,
+        softcap: float = 0.0,
+        sinks: F32 | None = None,
     ) -> Array:
-        """Append keys and values to the KV of each span, then attend, each row to what came before it. Scores s become
-        softcap * tanh(s / softcap), if that is not 0.
+        """Append keys and values to the KV of each span, unless another layer has done so, then attend, each row to
+        what came before it. `layer` counts those that store something. Scores s become softcap * tanh(s / softcap), if
+        that is not 0. A sink is a score of each head that takes its share of the
+        weights and gives nothing.
+        """
+
+    def latent_attention(
+        self,
+        layer: int,
+        q: Array,
+        latent: Array,
+        key: Array,
+        absorb: Sequence[Weight],
+        expand: Sequence[Weight],
+        scale: float,
+    ) -> Array:
+        """Attention whose keys and values are made of one latent per token (MLA), in the absorbed form: each head of q
+        is what its matrix of `absorb` takes to the latent's space, then what is compared with the rotated `key` that
+        all heads share. What is attended to is a latent, of which the matrices of `expand` make the values of heads.
         """
 
     def add_linear(self, x: Array, h: Array, matrix: Affine) -> Array:
         """x plus the product."""
 
-    def gated(self, x: Array, gate: Affine, up: Affine, activation: str = "silu") -> Array:
-        """`silu` or `gelu` (by tanh) of the one product times the other."""
+    def add(self, x: Array, h: Array, scale: float) -> Array:
+        """x plus h times the scale."""
 
-    def logits(self, x: Array, norm: F32, epsilon: float, output: Weight) -> F32:
-        """Of the rows that want them."""
+    def gated(self, x: Array, gate: Affine, up: Affine, activation: str = "silu") -> Array:
+        """`silu` or `gelu` (by tanh) of the one product times the other; or `clamped`: see `model.spec`."""
+
+    def gate(self, x: Array, up: Array, activation: str) -> Array:
+        """The activation of the one times the other."""
+
+    def copy(self, x: Array, first: int = 0, width: int | None = None, role: str = "copy") -> Array:
+        """Some elements of each row in rows of their own, which the next copy of the same role takes."""
+
+    def scale(self, x: Array, factor: float) -> Array:
+        """Every element times a factor."""
+
+    def route(
+        self, x: Array, router: Affine, selection_bias: F32 | None, how: Router, expert_scales: F32 | None = None
+    ) -> Any:
+        """Which experts each row takes; `expert_scales` are further factors on their weights."""
+
+    def chosen(self, routed: Any) -> Sequence[int] | None:
+        """The experts that some row takes; None if that is not known yet, because the step is being recorded."""
+
+    def experts(self, x: Array, routed: Any, experts: Sequence[Expert | None], activation: str) -> Array:
+        """What the experts of each row give, weighted. Those that nobody has chosen may be None."""
+
+    def weigh(self, x: Array, h: Array, by: F32) -> Array:
+        """Each row of x times the sigmoid of that row of h times a vector."""
+
+    def logits(
+        self, x: Array, norm: F32, epsilon: float, output: Weight, scale: float = 1.0, softcap: float = 0.0
+    ) -> F32:
+        """Of the rows that want them, times the scale; l becomes softcap * tanh(l / softcap), if that is not 0."""
 
 
 class RowOperations(Protocol):

@@ -13,10 +13,24 @@ import numpy.typing as npt
 
 from everwarm.errors import ModelError
 from everwarm.kernels import _native
-from everwarm.kernels.backend import F32, U8, U32, Affine, HostBlocks, KVShape, Rotary, RowOperations, Span
+from everwarm.kernels.backend import (
+    F32,
+    U8,
+    U32,
+    Affine,
+    Expert,
+    HostBlocks,
+    KVShape,
+    Rotary,
+    Router,
+    RowOperations,
+    Span,
+)
 
 ALIGNMENT = 64
 VECTOR = "vector"
+GATING = ("softmax", "sigmoid", "softmax of the chosen")
+"""By their numbers in the native code."""
 
 # In f32 until 0.2. Other models keep their numerics id, and with it their agents.
 _FROM_BITS_SINCE_0_3 = frozenset(
@@ -76,7 +90,9 @@ class NativeBackend:
             f"native {_native.NUMERICS_VERSION}, groups of {_native.GROUP}, blocks of {_native.BLOCK}, KV {kv_type}"
         )
         self._blocks: NativeBlocks | None = None
-        self._buffers: dict[str, _native.Rows] = {}
+        self.kv_shape: KVShape = ()
+        self._buffers: dict[tuple[str, int], _native.Rows] = {}
+        self._routings: dict[Router, _native.Routing] = {}
         self._stepping = threading.RLock()
 
     def spent(self) -> dict[str, float]:
@@ -122,13 +138,16 @@ class NativeBackend:
 
     def block_memory(self, shape: KVShape) -> NativeBlocks:
         multiple = 16 if self.kv_type == "f16" else 32
-        if shape.head_dim % multiple:
-            other = "" if shape.head_dim % 16 else "--kv-type f16 or "
-            raise ModelError(
-                f"attention heads of {shape.head_dim:,} elements: the native kernels need a multiple of {multiple} "
-                f"for KV type {self.kv_type}; use {other}--backend reference"
-            )
-        self._blocks = NativeBlocks(shape.layers, shape.kv_heads, shape.head_dim, self.kv_type)
+        for size in sorted({size for layer in shape for size in (layer.key_dim, layer.value_dim)}):
+            if size % multiple:
+                other = "" if size % 16 else "--kv-type f16 or "
+                raise ModelError(
+                    f"attention heads of {size:,} elements: the native kernels need a multiple of {multiple} "
+                    f"for KV type {self.kv_type}; use {other}--backend reference"
+                )
+        layers = [(layer.kv_heads, layer.key_dim, layer.value_dim, layer.latent) for layer in shape]
+        self.kv_shape = shape
+        self._blocks = NativeBlocks(layers, self.kv_type)
         return self._blocks
 
     @contextmanager
@@ -139,11 +158,20 @@ class NativeBackend:
             for span in spans:
                 span.kv.length += len(span.tokens)
 
+    def routing(self, how: Router) -> _native.Routing:
+        """Where the choice of experts is kept during a layer. Layers that route alike share it."""
+        routing = self._routings.get(how)
+        if routing is None:
+            routing = self._routings[how] = _native.Routing(
+                how.experts, how.used, GATING.index(how.routing), how.normalised, how.scale, how.groups, how.groups_used
+            )
+        return routing
+
     def buffer(self, role: str, width: int) -> _native.Rows:
-        """The buffer for one role. It grows to the largest step and is never given back."""
-        buffer = self._buffers.get(role)
-        if buffer is None or buffer.width != width:
-            buffer = self._buffers[role] = _native.Rows(width)
+        """The buffer for one role and width. It grows to the largest step and is never given back."""
+        buffer = self._buffers.get((role, width))
+        if buffer is None:
+            buffer = self._buffers[role, width] = _native.Rows(width)
         return buffer
 
 
@@ -165,7 +193,9 @@ class NativeStep:
             self._batch.add(kv.length, len(span.tokens), kv.blocks)
         self._batch.place(blocks)
         for rotary in rotaries:
-            self._batch.add_rotary(rotary.frequencies, rotary.magnitude, rotary.pairing == "adjacent")
+            self._batch.add_rotary(
+                rotary.frequencies, rotary.magnitude, rotary.pairing == "adjacent", rotary.sharpen_every, rotary.sharpen
+            )
 
     def recorder(self) -> "NativeStep":
         """A step like this one that computes nothing: it remembers what it is asked to do."""
@@ -178,15 +208,20 @@ class NativeStep:
         assert recorded.tape is not None
         self._backend.engine.run(recorded.tape, self._batch)
 
-    def embed(self, table: _native.Form) -> _native.Rows:
+    def embed(self, table: _native.Form, scale: float = 1.0, role: str = "x") -> _native.Rows:
         tokens = np.concatenate([np.asarray(span.tokens, np.int32) for span in self._spans])
-        x = self._backend.buffer("x", table.inputs)
+        x = self._backend.buffer(role, table.inputs)
         self._backend.engine.embed(table, tokens, x)
-        return x
+        return self._scaled(x, scale, 0.0)
 
-    def start(self, rows: F32) -> _native.Rows:
-        x = self._backend.buffer("x", rows.shape[1])
+    def start(self, rows: F32, scale: float = 1.0, role: str = "x") -> _native.Rows:
+        x = self._backend.buffer(role, rows.shape[1])
         x.set(rows)
+        return self._scaled(x, scale, 0.0)
+
+    def _scaled(self, x: _native.Rows, scale: float, softcap: float) -> _native.Rows:
+        if scale != 1.0 or softcap:
+            self._engine.scale(x, scale, softcap)
         return x
 
     def norm(self, x: _native.Rows, weight: F32, epsilon: float) -> _native.Rows:
@@ -203,28 +238,58 @@ class NativeStep:
         self._engine.norm_heads(x, weight, epsilon, heads)
         return x
 
-    def rotate(self, x: _native.Rows, heads: int, rope: int) -> _native.Rows:
-        self._engine.rotate(x, heads, self._batch, rope)
+    def rotate(self, x: _native.Rows, heads: int, rope: int, offset: int = 0) -> _native.Rows:
+        self._engine.rotate(x, heads, self._batch, rope, offset)
         return x
 
     def attention(
         self,
         layer: int,
         q: _native.Rows,
-        k: _native.Rows,
-        v: _native.Rows,
+        k: _native.Rows | None,
+        v: _native.Rows | None,
         scale: float,
         window: int | None,
         softcap: float = 0.0,
+        sinks: F32 | None = None,
     ) -> _native.Rows:
-        self._engine.store_kv(self._blocks, layer, k, v, self._batch)
-        out = self._backend.buffer("mixed", q.width)
-        self._engine.attention(self._blocks, layer, q, self._batch, scale, window or 0, softcap, out)
+        if k is not None:
+            self._engine.store_kv(self._blocks, layer, k, v, self._batch)
+        kv = self._backend.kv_shape[layer]
+        out = self._backend.buffer("mixed", q.width // kv.key_dim * kv.value_dim)
+        self._engine.attention(self._blocks, layer, q, self._batch, scale, window or 0, softcap, out, sinks)
+        return out
+
+    def latent_attention(
+        self,
+        layer: int,
+        q: _native.Rows,
+        latent: _native.Rows,
+        key: _native.Rows,
+        absorb: Sequence[_native.Form],
+        expand: Sequence[_native.Form],
+        scale: float,
+    ) -> _native.Rows:
+        heads, width = len(absorb), latent.width + key.width
+        keys = self._backend.buffer("keys", width)
+        self._engine.copy_heads(latent, 1, 0, latent.width, keys, 0)
+        self._engine.copy_heads(key, 1, 0, key.width, keys, latent.width)
+        queries = self._backend.buffer("queries", heads * width)
+        plain = absorb[0].inputs  # elements of each head of q that the latent's space is for
+        self._engine.by_head(q, 0, absorb, self._backend.buffer("absorb", plain), queries, 0)
+        self._engine.copy_heads(q, heads, plain, key.width, queries, latent.width)
+        mixed = self.attention(layer, queries, keys, None, scale, None)
+        out = self._backend.buffer("expanded", heads * expand[0].outputs)
+        self._engine.by_head(mixed, 0, expand, self._backend.buffer("expand", expand[0].inputs), out, 0)
         return out
 
     def add_linear(self, x: _native.Rows, h: _native.Rows, matrix: Affine) -> _native.Rows:
         form, bias = matrix
         self._engine.linear(h, [form], [bias], [x], True)
+        return x
+
+    def add(self, x: _native.Rows, h: _native.Rows, scale: float) -> _native.Rows:
+        self._engine.add(x, h, scale)
         return x
 
     def gated(self, x: _native.Rows, gate: Affine, up: Affine, activation: str = "silu") -> _native.Rows:
@@ -233,7 +298,72 @@ class NativeStep:
         self._engine.gated(x, [gate[0], up[0]], [gate[1], up[1]], out, self._backend.buffer("up", width), activation)
         return out
 
-    def logits(self, x: _native.Rows, norm: F32, epsilon: float, output: _native.Form) -> F32:
+    def gate(self, x: _native.Rows, up: _native.Rows, activation: str) -> _native.Rows:
+        self._engine.gate(x, up, activation)
+        return x
+
+    def copy(self, x: _native.Rows, first: int = 0, width: int | None = None, role: str = "copy") -> _native.Rows:
+        out = self._backend.buffer(role, x.width if width is None else width)
+        self._engine.copy_heads(x, 1, first, out.width, out, 0)
+        return out
+
+    def scale(self, x: _native.Rows, factor: float) -> _native.Rows:
+        self._engine.scale(x, factor, 0.0)
+        return x
+
+    def route(
+        self,
+        x: _native.Rows,
+        router: Affine,
+        selection_bias: F32 | None,
+        how: Router,
+        expert_scales: F32 | None = None,
+    ) -> _native.Routing:
+        routed = self._backend.routing(how)
+        scores = self._backend.buffer("scores", how.experts)
+        self._engine.route(x, router[0], router[1], selection_bias, expert_scales, scores, routed)
+        return routed
+
+    def chosen(self, routed: _native.Routing) -> list[int] | None:
+        return None if self.tape is not None else sorted(set(routed.chosen))
+
+    def experts(
+        self, x: _native.Rows, routed: _native.Routing, experts: Sequence[Expert | None], activation: str
+    ) -> _native.Rows:
+        some = next(expert for expert in experts if expert is not None)
+        hidden, width = some.gate[0].outputs, some.down[0].outputs
+        work = [
+            self._backend.buffer("expert", x.width),
+            self._backend.buffer("expert hidden", hidden),
+            self._backend.buffer("expert up", hidden),
+            self._backend.buffer("expert out", width),
+            self._backend.buffer("experts out", width),
+        ]
+        out = self._backend.buffer("experts", width)
+        none: tuple[None, None] = (None, None)
+        gates = [none if expert is None else expert.gate for expert in experts]
+        ups = [none if expert is None else expert.up for expert in experts]
+        downs = [none if expert is None else expert.down for expert in experts]
+        forms = [[form for form, _ in matrices] for matrices in (gates, ups, downs)]
+        biases = [[bias for _, bias in matrices] for matrices in (gates, ups, downs)]
+        self._engine.experts(
+            x, routed, forms[0], forms[1], forms[2], biases[0], biases[1], biases[2], activation, work, out
+        )
+        return out
+
+    def weigh(self, x: _native.Rows, h: _native.Rows, by: F32) -> _native.Rows:
+        self._engine.weigh(x, h, by)
+        return x
+
+    def logits(
+        self,
+        x: _native.Rows,
+        norm: F32,
+        epsilon: float,
+        output: _native.Form,
+        scale: float = 1.0,
+        softcap: float = 0.0,
+    ) -> F32:
         wanted: list[int] = []
         first = 0
         for span in self._spans:
@@ -246,7 +376,7 @@ class NativeStep:
         h = self.norm(some, norm, epsilon)
         out = self._backend.buffer("logits", output.outputs)
         self._engine.linear(h, [output], [None], [out], False)
-        return out.numpy().copy()
+        return self._scaled(out, scale, softcap).numpy().copy()
 
 
 def aligned_bytes(size: int) -> npt.NDArray[np.uint8]:

@@ -11,13 +11,28 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 from threadpoolctl import ThreadpoolController
 
-from everwarm.kernels.backend import F32, KV, U8, U32, Affine, HostBlocks, KVShape, Rotary, RowOperations, Span
+from everwarm.kernels.backend import (
+    F32,
+    KV,
+    U8,
+    U32,
+    Affine,
+    Expert,
+    HostBlocks,
+    KVShape,
+    Rotary,
+    Router,
+    RowOperations,
+    Span,
+)
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -50,22 +65,22 @@ class BlasThreads:
 
 
 class ReferenceBlocks(HostBlocks):
-    """Keys and values in f32, as a `BlockMemory`: each block is an array (2, layers, kv_heads, tokens, head_dim)."""
+    """Keys and values in f32, as a `BlockMemory`: in each block, one layer behind the other, keys (kv_heads, tokens,
+    key_dim), then values, unless they are the beginnings of keys.
+    """
 
     block_tokens = 64
 
     def __init__(self, shape: KVShape) -> None:
-        self._shape = (2, shape.layers, shape.kv_heads, self.block_tokens, shape.head_dim)
+        self.shape = shape
         self._blocks: dict[int, F32] = {}
         self._next = 0
+        self.layer_bytes = [4 * self.block_tokens * (layer.key_width + layer.value_width) for layer in shape]
+        self._starts = [0, *accumulate(size // 4 for size in self.layer_bytes)]
 
     @property
     def block_bytes(self) -> int:
-        return 4 * math.prod(self._shape)
-
-    @property
-    def head_dim(self) -> int:
-        return self._shape[-1]
+        return 4 * self._starts[-1]
 
     @property
     def in_use(self) -> int:
@@ -77,7 +92,8 @@ class ReferenceBlocks(HostBlocks):
 
     def allocate(self, clear: bool = True) -> int:
         self._next += 1
-        self._blocks[self._next] = np.zeros(self._shape, np.float32) if clear else np.empty(self._shape, np.float32)
+        size = self._starts[-1]
+        self._blocks[self._next] = np.zeros(size, np.float32) if clear else np.empty(size, np.float32)
         return self._next
 
     def release(self, block: int) -> None:
@@ -87,22 +103,33 @@ class ReferenceBlocks(HostBlocks):
         """Memory goes back when a block is released."""
 
     def host_view(self, block: int) -> U8:
-        return self._blocks[block].reshape(-1).view(np.uint8)
+        return self._blocks[block].view(np.uint8)
 
-    def append(self, kv: KV, layer: int, keys: F32, values: F32) -> tuple[F32, F32]:
-        """Write (rows, kv_heads, head_dim) behind a sequence; returns all of it as (kv_heads, tokens, head_dim)."""
-        end = kv.length + len(keys)
-        row, new = 0, (keys.transpose(1, 0, 2), values.transpose(1, 0, 2))
-        while kv.length + row < end:
+    def append(self, kv: KV, layer: int, keys: F32, values: F32 | None) -> None:
+        """Write (rows, kv_heads, elements) behind a sequence."""
+        row = 0
+        while row < len(keys):
             at = (kv.length + row) % self.block_tokens
             count = min(self.block_tokens - at, len(keys) - row)
-            block = self._blocks[kv.blocks[(kv.length + row) // self.block_tokens]]
-            for kind in range(2):
-                block[kind, layer, :, at : at + count] = new[kind][:, row : row + count]
+            stored = self._views(kv.blocks[(kv.length + row) // self.block_tokens], layer)
+            for new, old in zip((keys, values), stored, strict=True):
+                if new is not None:
+                    old[:, at : at + count] = new[row : row + count].transpose(1, 0, 2)
             row += count
-        used = kv.blocks[: -(-end // self.block_tokens)]
-        whole = [np.concatenate([self._blocks[i][kind, layer] for i in used], axis=1)[:, :end] for kind in range(2)]
-        return whole[0], whole[1]
+
+    def read(self, kv: KV, layer: int, end: int) -> tuple[F32, F32]:
+        """Keys and values of a sequence up to a token, each (kv_heads, tokens, elements)."""
+        used = [self._views(block, layer) for block in kv.blocks[: -(-end // self.block_tokens)]]
+        keys, values = (np.concatenate([views[kind] for views in used], axis=1)[:, :end] for kind in range(2))
+        return keys, values
+
+    def _views(self, block: int, layer: int) -> tuple[F32, F32]:
+        shape, flat = self.shape[layer], self._blocks[block][self._starts[layer] : self._starts[layer + 1]]
+        keys = flat[: self.block_tokens * shape.key_width].reshape(shape.kv_heads, self.block_tokens, shape.key_dim)
+        if shape.latent:
+            return keys, keys[:, :, : shape.value_dim]
+        rest = flat[self.block_tokens * shape.key_width :]
+        return keys, rest.reshape(shape.kv_heads, self.block_tokens, shape.value_dim)
 
 
 class ReferenceRows:
@@ -200,6 +227,14 @@ def _timed(kind: str) -> Callable[[Method], Method]:
     return decorate
 
 
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """The experts of each row, best first, and how much each counts: both (rows, used)."""
+
+    experts: npt.NDArray[np.int64]
+    weights: F32
+
+
 class ReferenceStep:
     """One step over a flat batch."""
 
@@ -216,10 +251,7 @@ class ReferenceStep:
             np.arange(start, start + len(span.tokens), dtype=np.int32)
             for start, span in zip(self._starts, spans, strict=True)
         ]
-        self._turns = [
-            (rotary_table(rotary.frequencies, rotary.magnitude, np.concatenate(positions)), rotary.pairing)
-            for rotary in rotaries
-        ]
+        self._turns = [(rotary_table(rotary, np.concatenate(positions)), rotary.pairing) for rotary in rotaries]
 
     def recorder(self) -> None:
         """Python is what computes: there is nothing to be saved."""
@@ -228,11 +260,12 @@ class ReferenceStep:
         raise AssertionError("nothing was recorded")
 
     @_timed("other")
-    def embed(self, table: F32) -> F32:
-        return embed(table, np.concatenate([np.asarray(span.tokens, np.int32) for span in self._spans]))
+    def embed(self, table: F32, scale: float = 1.0, role: str = "x") -> F32:
+        tokens = np.concatenate([np.asarray(span.tokens, np.int32) for span in self._spans])
+        return self.start(embed(table, tokens), scale)
 
-    def start(self, rows: F32) -> F32:
-        return rows
+    def start(self, rows: F32, scale: float = 1.0, role: str = "x") -> F32:
+        return rows if scale == 1.0 else rows * np.float32(scale)
 
     @_timed("other")
     def norm(self, x: F32, weight: F32, epsilon: float) -> F32:
@@ -247,37 +280,112 @@ class ReferenceStep:
         return rms_norm(x.reshape(len(x), heads, -1), weight, epsilon).reshape(x.shape)
 
     @_timed("other")
-    def rotate(self, x: F32, heads: int, rope: int) -> F32:
-        rotate(x.reshape(len(x), heads, -1), *self._turns[rope])
+    def rotate(self, x: F32, heads: int, rope: int, offset: int = 0) -> F32:
+        rotate(x.reshape(len(x), heads, -1)[:, :, offset:], *self._turns[rope])
         return x
 
     @_timed("attention")
     def attention(
-        self, layer: int, q: F32, k: F32, v: F32, scale: float, window: int | None, softcap: float = 0.0
+        self,
+        layer: int,
+        q: F32,
+        k: F32 | None,
+        v: F32 | None,
+        scale: float,
+        window: int | None,
+        softcap: float = 0.0,
+        sinks: F32 | None = None,
     ) -> F32:
-        out = np.empty_like(q)
+        shape = self._blocks.shape[layer]
+        heads = q.shape[1] // shape.key_dim
+        out = np.empty((len(q), heads * shape.value_dim), np.float32)
         for span, start, at in zip(self._spans, self._starts, self._rows, strict=True):
-            rows, head_dim = at.stop - at.start, self._blocks.head_dim
-            by_head = (rows, -1, head_dim)
-            keys, values = self._blocks.append(span.kv, layer, k[at].reshape(by_head), v[at].reshape(by_head))
-            heads = q[at].reshape(by_head)
-            out[at] = attention(heads, keys, values, start, scale, window, softcap)
+            rows = at.stop - at.start
+            if k is not None:
+                keys = k[at].reshape(rows, -1, shape.key_dim)
+                values = None if v is None else v[at].reshape(rows, -1, shape.value_dim)
+                self._blocks.append(span.kv, layer, keys, values)
+            seen = self._blocks.read(span.kv, layer, start + rows)
+            out[at] = attention(q[at].reshape(rows, heads, -1), *seen, start, scale, window, softcap, sinks)
         return out
+
+    def latent_attention(
+        self, layer: int, q: F32, latent: F32, key: F32, absorb: Sequence[F32], expand: Sequence[F32], scale: float
+    ) -> F32:
+        by_head = q.reshape(len(q), len(absorb), -1)
+        plain = absorb[0].shape[1]
+        queries = np.stack(
+            [
+                np.concatenate([linear(by_head[:, head, :plain], matrix), by_head[:, head, plain:]], axis=1)
+                for head, matrix in enumerate(absorb)
+            ],
+            axis=1,
+        )
+        keys = np.concatenate([latent, key], axis=1)
+        mixed = self.attention(layer, queries.reshape(len(q), -1), keys, None, scale, None)
+        each = mixed.reshape(len(q), len(expand), -1)
+        return np.concatenate([linear(each[:, head], matrix) for head, matrix in enumerate(expand)], axis=1)
 
     @_timed("products")
     def add_linear(self, x: F32, h: F32, matrix: Affine) -> F32:
         return x + linear(h, *matrix)
 
+    @_timed("other")
+    def add(self, x: F32, h: F32, scale: float) -> F32:
+        return x + h * np.float32(scale)
+
     @_timed("products")
     def gated(self, x: F32, gate: Affine, up: Affine, activation: str = "silu") -> F32:
         return activated_gate(linear(x, *gate), linear(x, *up), activation)
 
+    @_timed("other")
+    def gate(self, x: F32, up: F32, activation: str) -> F32:
+        return activated_gate(x, up, activation)
+
+    def copy(self, x: F32, first: int = 0, width: int | None = None, role: str = "copy") -> F32:
+        return x[:, first : first + (x.shape[1] if width is None else width)].copy()
+
+    def scale(self, x: F32, factor: float) -> F32:
+        return x * np.float32(factor)
+
+    @_timed("other")
+    def route(
+        self, x: F32, router: Affine, selection_bias: F32 | None, how: Router, expert_scales: F32 | None = None
+    ) -> Routed:
+        routed = route(linear(x, *router), selection_bias, how)
+        return (
+            routed if expert_scales is None else replace(routed, weights=routed.weights * expert_scales[routed.experts])
+        )
+
+    def chosen(self, routed: Routed) -> list[int]:
+        ids: list[int] = np.unique(routed.experts).tolist()
+        return ids
+
     @_timed("products")
-    def logits(self, x: F32, norm: F32, epsilon: float, output: F32) -> F32:
+    def experts(self, x: F32, routed: Routed, experts: Sequence[Expert | None], activation: str) -> F32:
+        each = np.empty((*routed.experts.shape, x.shape[1]), np.float32)  # (rows, used, width)
+        for number in self.chosen(routed):
+            expert = experts[number]
+            assert expert is not None
+            rows, ranks = np.nonzero(routed.experts == number)
+            some = x[rows]
+            hidden = activated_gate(linear(some, *expert.gate), linear(some, *expert.up), activation)
+            each[rows, ranks] = linear(hidden, *expert.down)
+        return np.asarray((each * routed.weights[:, :, None]).sum(axis=1), np.float32)
+
+    @_timed("other")
+    def weigh(self, x: F32, h: F32, by: F32) -> F32:
+        return np.asarray(x * sigmoid(h @ by.reshape(-1))[:, None], np.float32)
+
+    @_timed("products")
+    def logits(self, x: F32, norm: F32, epsilon: float, output: F32, scale: float = 1.0, softcap: float = 0.0) -> F32:
         wanted = [
             np.arange(at.start + span.logits_from, at.stop) for span, at in zip(self._spans, self._rows, strict=True)
         ]
-        return linear(rms_norm(x[np.concatenate(wanted)], norm, epsilon), output)
+        found = linear(rms_norm(x[np.concatenate(wanted)], norm, epsilon), output)
+        if scale != 1.0:
+            found *= np.float32(scale)
+        return soft_cap(found, softcap) if softcap else found
 
 
 def embed(table: F32, tokens: npt.NDArray[np.int32]) -> F32:
@@ -298,10 +406,12 @@ def rms_norm(x: F32, weight: F32, epsilon: float) -> F32:
     return np.asarray(x / root * weight, np.float32)
 
 
-def rotary_table(frequencies: F32, magnitude: float, positions: npt.NDArray[np.int32]) -> tuple[F32, F32]:
+def rotary_table(rotary: Rotary, positions: npt.NDArray[np.int32]) -> tuple[F32, F32]:
     """Cosine and sine per row and pair. The angle is rounded to f32 first, as in the code that trains models."""
-    angles = (positions.astype(np.float32)[:, None] * frequencies[None, :]).astype(np.float64)
-    scale = np.float64(magnitude)
+    angles = (positions.astype(np.float32)[:, None] * rotary.frequencies[None, :]).astype(np.float64)
+    scale = np.full((len(positions), 1), rotary.magnitude)
+    if rotary.sharpen_every:
+        scale *= 1.0 + rotary.sharpen * np.log1p(positions // rotary.sharpen_every)[:, None]
     return (np.cos(angles) * scale).astype(np.float32), (np.sin(angles) * scale).astype(np.float32)
 
 
@@ -320,16 +430,23 @@ def rotate(x: F32, table: tuple[F32, F32], pairing: str) -> F32:
 
 
 def attention(
-    q: F32, keys: F32, values: F32, start: int, scale: float, window: int | None = None, softcap: float = 0.0
+    q: F32,
+    keys: F32,
+    values: F32,
+    start: int,
+    scale: float,
+    window: int | None = None,
+    softcap: float = 0.0,
+    sinks: F32 | None = None,
 ) -> F32:
     """Causal grouped-query attention of the rows at positions start, start + 1, ...
 
-    q: (rows, heads, head_dim); keys, values: (kv_heads, start + rows, head_dim); returns (rows, heads * head_dim).
+    q: (rows, heads, elements); keys, values: (kv_heads, start + rows, elements); returns (rows, heads * elements).
     """
     rows, heads, head_dim = q.shape
-    kv_heads = keys.shape[0]
+    kv_heads, value_dim = keys.shape[0], values.shape[-1]
     shared = heads // kv_heads
-    out = np.empty((rows, heads, head_dim), np.float32)
+    out = np.empty((rows, heads, value_dim), np.float32)
     step = max(1, _SCORE_BYTES // (4 * heads * keys.shape[1]))
     for low in range(0, rows, step):
         high = min(low + step, rows)
@@ -340,16 +457,25 @@ def attention(
         products = grouped @ keys[:, first:seen].transpose(0, 2, 1)
         scores = np.asarray(products.reshape(kv_heads, shared, high - low, seen - first), np.float32)
         if softcap:
-            scores = np.tanh(scores / np.float32(softcap)) * np.float32(softcap)
+            scores = soft_cap(scores, softcap)
         if high - low > 1 or window is not None:
             scores += _mask(np.arange(start + low, start + high), np.arange(first, seen), window)
-        scores -= scores.max(axis=-1, keepdims=True)
+        greatest, rest = scores.max(axis=-1, keepdims=True), np.float32(0)
+        if sinks is not None:
+            sink = sinks.reshape(kv_heads, shared, 1, 1)
+            greatest = np.maximum(greatest, sink)
+            rest = np.exp(sink - greatest)
+        scores -= greatest
         np.exp(scores, out=scores)
-        scores /= scores.sum(axis=-1, keepdims=True)
+        scores /= scores.sum(axis=-1, keepdims=True) + rest
         mixed = scores.reshape(kv_heads, -1, seen - first) @ values[:, first:seen]
-        mixed = mixed.reshape(kv_heads, shared, high - low, head_dim).transpose(2, 0, 1, 3)
-        out[low:high] = mixed.reshape(high - low, heads, head_dim)
-    return out.reshape(rows, heads * head_dim)
+        mixed = mixed.reshape(kv_heads, shared, high - low, value_dim).transpose(2, 0, 1, 3)
+        out[low:high] = mixed.reshape(high - low, heads, value_dim)
+    return out.reshape(rows, heads * value_dim)
+
+
+def soft_cap(x: F32, softcap: float) -> F32:
+    return np.asarray(np.tanh(x / np.float32(softcap)) * np.float32(softcap), np.float32)
 
 
 def _mask(queries: npt.NDArray[np.int64], keys: npt.NDArray[np.int64], window: int | None) -> F32:
@@ -360,8 +486,44 @@ def _mask(queries: npt.NDArray[np.int64], keys: npt.NDArray[np.int64], window: i
     return np.where(hidden, np.float32(-np.inf), np.float32(0))
 
 
+def route(scores: F32, selection_bias: F32 | None, how: Router) -> Routed:
+    """Among equal scores the lower expert comes first."""
+    if how.routing == "softmax":
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        weights /= weights.sum(axis=-1, keepdims=True)
+    elif how.routing == "sigmoid":
+        weights = sigmoid(scores)
+    else:
+        weights = scores
+    by = weights if selection_bias is None else weights + selection_bias
+    if how.groups > 1:
+        groups = by.reshape(len(by), how.groups, -1)
+        best = -np.sort(-groups, axis=-1)
+        worth = best[:, :, :2].sum(axis=-1) if how.routing == "sigmoid" else best[:, :, 0]
+        kept = np.argsort(-worth, axis=-1, kind="stable")[:, : how.groups_used]
+        hidden = np.ones(worth.shape, np.bool_)
+        np.put_along_axis(hidden, kept, False, axis=-1)
+        by = np.where(hidden[:, :, None], -np.inf, groups).reshape(by.shape)
+    chosen = np.argsort(-by, axis=-1, kind="stable")[:, : how.used]
+    found = np.take_along_axis(weights, chosen, axis=-1)
+    if how.routing == "softmax of the chosen":
+        found = np.exp(found - found.max(axis=-1, keepdims=True))
+        found /= found.sum(axis=-1, keepdims=True)
+    elif how.normalised:
+        found = found / (found.sum(axis=-1, keepdims=True) + np.float32(1e-20))
+    return Routed(chosen, np.asarray(found * np.float32(how.scale), np.float32))
+
+
+def sigmoid(x: F32) -> F32:
+    with np.errstate(over="ignore"):
+        return np.asarray(1 / (1 + np.exp(-x)), np.float32)
+
+
 def activated_gate(gate: F32, up: F32, activation: str = "silu") -> F32:
     """silu(gate) * up, or gelu(gate) * up, which is x * sigmoid(2 sqrt(2 / pi) (x + 0.044715 x^3))."""
+    if activation == "clamped":
+        gate, up = np.minimum(gate, np.float32(7)), np.clip(up, np.float32(-7), np.float32(7))
+        return np.asarray((up + 1) * gate * sigmoid(np.float32(1.702) * gate), np.float32)
     turned = gate
     if activation == "gelu":
         turned = np.float32(2 * math.sqrt(2 / math.pi)) * (gate + np.float32(0.044715) * gate * gate * gate)
