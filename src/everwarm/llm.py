@@ -12,7 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -40,11 +40,10 @@ from everwarm.kv.disk.directory import DirectoryStore
 from everwarm.kv.ids import ModelIds
 from everwarm.kv.index.index import Index
 from everwarm.kv.index.pool import SequenceKV
-from everwarm.kv.layout import Group, Layout
+from everwarm.kv.layout import kv_layout
 from everwarm.kv.store import AgentStore
 from everwarm.kv.warm.blockstore import most_bytes
-from everwarm.model import tensors
-from everwarm.model.config import read_config
+from everwarm.model.facts import read_model
 from everwarm.model.spec import ModelConfig
 from everwarm.model.transformer import Transformer
 from everwarm.pull import resolve
@@ -106,11 +105,9 @@ class LLM:
         self._own_template = own_template(settings.chat_template, settings.chat_template_file)
         self._file = GGUFFile(path)
         try:
-            embedding = self._file.tensors.get(tensors.EMBEDDING)
-            self.config: ModelConfig = read_config(
-                self._file.metadata, embedding.shape[0] if embedding else 0, len(self._file.tensors)
-            )
-            tensors.check_tensors(self.config, self._file.tensors)
+            self.config: ModelConfig = read_model(self._file, settings.context)
+            if settings.context is not None and settings.context < self.config.context:
+                self.config = replace(self.config, context=settings.context)
             self.tokenizer = Tokenizer.from_metadata(self._file.metadata)
             if self.tokenizer.vocab_size != self.config.vocab_size:
                 raise ModelError(
@@ -240,8 +237,7 @@ class LLM:
     def _open_agents(self) -> AgentStore:
         settings = self.settings
         kv_type = self.backend.kv_type
-        shape, width = self.model.kv_shape, self.model.kv_shape.kv_heads * self.model.kv_shape.head_dim
-        group = Group("full", shape.layers, width, width, kv_type, self._index.block_bytes)
+        layout = kv_layout(self.model.kv_shape, kv_type, self._index.block_tokens, self._index.layer_bytes)
         store = DirectoryStore(config.home() / "agents")
         self._index.resize(in_bytes(settings.kv_budget, available_bytes))
         return AgentStore(
@@ -249,7 +245,7 @@ class LLM:
             ModelIds(
                 weights_id(self._file, config.home()),
                 self.model.numerics_id,
-                Layout(self._index.block_tokens, (group,)),
+                layout,
                 self.config.name,
                 kv_type,
             ),

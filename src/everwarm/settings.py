@@ -67,6 +67,9 @@ class Settings:
         default=Share(0.25),
         help="bytes that keys and values may take in memory, such as 8GiB or 25% of what is available",
     )
+    context: int | None = whole_number(
+        2, 2**31 - 1, default=None, help="tokens of prompt and answer, if fewer than the model's"
+    )
     kv_type: str = choice("f16", "q8", "q4", help="how native kernels store keys and values (f16: 16 bits an element)")
     warm: bool = switch(default=True, help="keep agents on disk, so that they survive a restart")
     warm_quota: Size = size(
@@ -142,9 +145,6 @@ class ServeSettings(Settings):
     proxy: tuple[str, ...] = texts(
         help="address or network of a reverse proxy, such as 10.0.0.0/8: its connections are not limited per address. "
         "May be given several times",
-    )
-    context: int | None = whole_number(
-        2, 2**31 - 1, default=None, help="tokens of prompt and answer, if fewer than the model's"
     )
     max_queue: int = whole_number(
         1, 4096, default=256, help="requests that may run or wait; more are told to come again"

@@ -28,8 +28,10 @@ TINY = [
 ]
 
 
-def native(path: Path, isa: str = ISA, threads: int = 2, kv_type: str = "f16") -> Transformer:
-    return opened(path, NativeBackend(isa, threads, kv_type))
+def native(
+    path: Path, isa: str = ISA, threads: int = 2, kv_type: str = "f16", context: int | None = None
+) -> Transformer:
+    return opened(path, NativeBackend(isa, threads, kv_type), context)
 
 
 def logits(model: Transformer, tokens: list[int], chunk: int = 512) -> np.ndarray:

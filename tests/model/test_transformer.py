@@ -23,9 +23,10 @@ TOKENS = [72, 101, 108, 108, 111, 32, 119, 111, 114, 108, 100, 258, 0, 255, 257,
 TOLERANCE = 1e-4
 
 
-def opened(path: Path, backend: Backend | None = None) -> Transformer:
+def opened(path: Path, backend: Backend | None = None, context: int | None = None) -> Transformer:
     file = GGUFFile(path)
-    config = read_config(file.metadata, file.tensors["token_embd.weight"].shape[0])
+    config = read_config(file.metadata, file.tensors["token_embd.weight"].shape[0], context=context)
+    file.cut(tensors.cut(config, file.tensors))
     tensors.check_tensors(config, file.tensors)
     backend = backend or ReferenceBackend(threads=None)
     return Transformer(config, WeightCache(FileSource(file, backend)), backend)

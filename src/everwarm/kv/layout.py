@@ -1,12 +1,14 @@
 """How keys and values of one model lie in a block: data, and its digest.
 
-A block has one contiguous buffer per group. Today's models have one group of full attention; windows, latents (MLA) and
-recurrent state will be further groups.
+Layers that store alike are a group. All groups of a block lie in one buffer, layer behind layer.
 """
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+
+from everwarm.kernels.backend import KVShape, LayerKV
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,3 +37,24 @@ class Layout:
     @property
     def digest(self) -> str:
         return hashlib.blake2b(json.dumps(asdict(self), sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def kv_layout(shape: KVShape, kv_type: str, block_tokens: int, layer_bytes: Sequence[int]) -> Layout:
+    """Layers that store alike are one group; `layer_bytes` is what each layer takes of a block."""
+    alike: dict[LayerKV, list[int]] = {}
+    for number, layer in enumerate(shape):
+        alike.setdefault(layer, []).append(number)
+    return Layout(
+        block_tokens,
+        tuple(
+            Group(
+                "latent" if layer.latent else "full",
+                len(numbers),
+                layer.key_width,
+                layer.value_width,
+                kv_type,
+                sum(layer_bytes[number] for number in numbers),
+            )
+            for layer, numbers in alike.items()
+        ),
+    )

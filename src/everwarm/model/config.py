@@ -1,5 +1,7 @@
 """GGUF metadata -> what a transformer needs to know about itself."""
 
+from dataclasses import fields
+
 from everwarm.errors import ModelError
 from everwarm.model.architectures import ARCHITECTURES
 from everwarm.model.metadata import Keys, refuse_variants
@@ -7,11 +9,14 @@ from everwarm.model.spec import ModelConfig
 from everwarm.types import Metadata
 
 
-def read_config(metadata: Metadata, vocab_size: int, tensors: int | None = None) -> ModelConfig:
+def read_config(
+    metadata: Metadata, vocab_size: int, tensors: int | None = None, context: int | None = None
+) -> ModelConfig:
     """The config that the file describes. `vocab_size` is the number of rows of the embedding table, `tensors` the
-    number of tensors in the file: a layer has more than one.
+    number of tensors in the file: a layer has more than one. `context` is how many tokens will be used at most, if
+    that is less than the model's own limit.
     """
-    keys = Keys(metadata)
+    keys = Keys(metadata, vocab_size, context)
     architecture = ARCHITECTURES.get(keys.architecture)
     if architecture is None:
         known = ", ".join(ARCHITECTURES)
@@ -20,6 +25,7 @@ def read_config(metadata: Metadata, vocab_size: int, tensors: int | None = None)
     count = keys.positive("block_count")
     if tensors is not None and count > tensors:  # before a list is made that is as long as the metadata say
         raise ModelError(f"block_count is {count:,}, but the file has only {tensors:,} tensors")
+    body = architecture(keys)
     return ModelConfig(
         architecture=keys.architecture,
         name=str(metadata.get("general.name", "unnamed")),
@@ -27,5 +33,5 @@ def read_config(metadata: Metadata, vocab_size: int, tensors: int | None = None)
         vocab_size=vocab_size,
         context=keys.positive("context_length"),
         norm_epsilon=keys.require("attention.layer_norm_rms_epsilon", 0.0),
-        layers=architecture(keys),
+        **{field.name: getattr(body, field.name) for field in fields(body)},
     )

@@ -9,7 +9,18 @@ from collections.abc import Sequence
 from typing import TypeVar, cast, get_args
 
 from everwarm.errors import ModelError
-from everwarm.model.spec import AttentionSpec, FeedForwardSpec, LayerSpec, Pairing, RopeSpec, Scaling
+from everwarm.model.spec import (
+    Activation,
+    AttentionSpec,
+    ExpertsSpec,
+    FeedForwardSpec,
+    LayerSpec,
+    Pairing,
+    QKNorm,
+    RopeSpec,
+    Routing,
+    Scaling,
+)
 from everwarm.types import Metadata
 
 GREATEST = 2**31 - 1
@@ -18,14 +29,25 @@ GREATEST = 2**31 - 1
 MOST_WIDTH = 1 << 24
 """Elements of a row of activations. The widest model has 53,248."""
 
+MOST_EXPERTS = 1024
+"""Of a layer. The models with most have 512."""
+
+GATING: dict[int, Routing] = {1: "softmax", 2: "sigmoid", 3: "softmax of the chosen"}
+"""By the number that files have for it."""
+
 Scalar = TypeVar("Scalar", int, float, str)
 
 
 class Keys:
     """Keys of the form `<architecture>.<key>`."""
 
-    def __init__(self, metadata: Metadata) -> None:
+    def __init__(self, metadata: Metadata, vocabulary: int = 0, context: int | None = None) -> None:
+        """`vocabulary` is the number of tokens that it has, `context` how many will be used at most, if that is less
+        than the model's own limit.
+        """
         self.metadata = metadata
+        self.vocabulary = vocabulary
+        self._context = context
         architecture = metadata.get("general.architecture")
         if not isinstance(architecture, str) or not architecture:
             raise ModelError("general.architecture is missing: the file holds no model, perhaps only a vocabulary")
@@ -49,6 +71,36 @@ class Keys:
             raise ModelError(f"{full} = {value!r}: expected {kind.__name__}")
         return value
 
+    def per_layer(self, key: str, default: Scalar) -> tuple[Scalar, ...]:
+        """One value for each layer: the file has a list of them, or one for all."""
+        full, count = f"{self.architecture}.{key}", self.positive("block_count")
+        values = self.metadata.get(full)
+        if not isinstance(values, Sequence) or isinstance(values, str):
+            return (self.get(key, default),) * count
+        if len(values) < count:
+            raise ModelError(f"{full} has {len(values):,} values, the model has {count:,} layers")
+        kind = type(default)
+        found = [kind(value) if isinstance(value, (int, float)) else value for value in values[:count]]
+        if not all(isinstance(value, kind) for value in found):
+            raise ModelError(f"{full}: expected one {kind.__name__} for each layer")
+        return cast(tuple[Scalar, ...], tuple(found))
+
+    def numbers(self, key: str) -> Sequence[int]:
+        """A list of whole numbers; empty if the file has none."""
+        values = self.metadata.get(f"{self.architecture}.{key}", ())
+        if (
+            not isinstance(values, Sequence)
+            or isinstance(values, str)
+            or any(type(value) is not int for value in values)
+        ):
+            raise ModelError(f"{self.architecture}.{key}: expected a list of whole numbers")
+        return cast(Sequence[int], values)
+
+    @property
+    def used_context(self) -> int:
+        most = self.positive("context_length")
+        return min(most, self._context or most)
+
     def require(self, key: str, like: Scalar) -> Scalar:
         if f"{self.architecture}.{key}" not in self.metadata:
             raise ModelError(f"{self.architecture}.{key} is missing from the file's metadata")
@@ -64,8 +116,6 @@ class Keys:
 
 def refuse_variants(keys: Keys) -> None:
     """What no architecture of ours computes."""
-    if experts := keys.get("expert_count", 0):
-        raise ModelError(f"{keys.architecture}.expert_count = {experts}: mixtures of experts are not supported yet")
     if not keys.get("attention.causal", 1):
         raise ModelError(
             f"{keys.architecture}.attention.causal is false: only causal (text-generating) models are supported"
@@ -78,9 +128,9 @@ def check_width(keys: Keys, *widths: int) -> None:
 
 
 def read_attention(
-    keys: Keys, pairing: Pairing, *, qk_norm: bool = False, bias_required: bool = False
+    keys: Keys, pairing: Pairing, *, qk_norm: QKNorm = "none", bias_required: bool = False, longrope: bool = False
 ) -> AttentionSpec:
-    """Attention that is the same in every layer."""
+    """Attention as most architectures have it, the same in every layer."""
     width, heads = keys.positive("embedding_length"), keys.positive("attention.head_count")
     kv_heads = keys.positive("attention.head_count_kv", heads)
     if heads % kv_heads:
@@ -95,7 +145,7 @@ def read_attention(
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        rope=read_rope(keys, pairing, head_dim),
+        rope=read_rope(keys, pairing, head_dim, longrope=longrope),
         scale=1.0 / math.sqrt(head_dim),
         window=keys.positive("attention.sliding_window") if keys.get("attention.sliding_window", 0) else None,
         qk_norm=qk_norm,
@@ -103,13 +153,51 @@ def read_attention(
     )
 
 
-def read_feed_forward(keys: Keys) -> FeedForwardSpec:
+def read_feed_forward(keys: Keys, activation: Activation = "silu") -> FeedForwardSpec:
     width = keys.positive("feed_forward_length")
     check_width(keys, width)
-    return FeedForwardSpec(width)
+    return FeedForwardSpec(width, activation)
 
 
-def read_rope(keys: Keys, pairing: Pairing, head_dim: int) -> RopeSpec:
+def read_experts(keys: Keys, *, routing: Routing = "softmax", normalised: bool = True) -> ExpertsSpec | None:
+    """What the keys say about experts; None if there are none. Where the file is silent, it is as the caller says."""
+    count = keys.get("expert_count", 0)
+    if not count:
+        return None
+    count, used = keys.positive("expert_count"), keys.positive("expert_used_count")
+    groups = keys.positive("expert_group_count", 1)
+    groups_used = keys.positive("expert_group_used_count", groups)
+    if count > MOST_EXPERTS or used > count or count % groups or groups_used > groups:
+        raise ModelError(
+            f"{keys.architecture}: {used:,} of {count:,} experts, {groups_used:,} of {groups:,} groups: at most "
+            f"{MOST_EXPERTS:,} experts in equal groups are supported; the file is damaged, or hostile"
+        )
+    if used > count // groups * groups_used:
+        raise ModelError(f"{keys.architecture}: {used:,} experts can't be chosen from {groups_used:,} groups")
+    if gating := keys.get("expert_gating_func", 0):
+        if gating not in GATING:
+            raise ModelError(
+                f"{keys.architecture}.expert_gating_func = {gating}: this way to route is not supported yet"
+            )
+        routing = GATING[gating]
+    return ExpertsSpec(
+        count,
+        used,
+        routing,
+        bool(keys.get("expert_weights_norm", int(normalised))),
+        keys.get("expert_weights_scale", 0.0) or 1.0,
+        groups,
+        groups_used,
+    )
+
+
+def read_expert_width(keys: Keys) -> int:
+    width = keys.positive("expert_feed_forward_length", keys.positive("feed_forward_length"))
+    check_width(keys, width)
+    return width
+
+
+def read_rope(keys: Keys, pairing: Pairing, head_dim: int, *, longrope: bool = False) -> RopeSpec:
     dims = keys.positive("rope.dimension_count", head_dim)
     if dims % 2 or dims > head_dim:
         raise ModelError(
@@ -123,10 +211,14 @@ def read_rope(keys: Keys, pairing: Pairing, head_dim: int) -> RopeSpec:
         raise ModelError(
             f"{keys.architecture}: rope.freq_base {base} must be finite and above 1, scaling.factor {factor} above 0"
         )
-    if scaling not in get_args(Scaling):
+    known = [kind for kind in get_args(Scaling) if kind != "longrope" or longrope]
+    if scaling not in known:
         raise ModelError(
-            f"{keys.architecture}.rope.scaling.type = {scaling!r} is not supported; known are none, linear, yarn"
+            f"{keys.architecture}.rope.scaling.type = {scaling!r} is not supported; known are {', '.join(known)}"
         )
+    attention_factor = keys.get("rope.scaling.attn_factor", 1.0)
+    if scaling == "yarn" and factor > 1.0:
+        attention_factor /= 1.0 + 0.1 * keys.get("rope.scaling.yarn_log_multiplier", 0.0) * math.log(factor)
     return RopeSpec(
         pairing=pairing,
         dims=dims,
@@ -134,10 +226,36 @@ def read_rope(keys: Keys, pairing: Pairing, head_dim: int) -> RopeSpec:
         scaling="none" if factor == 1.0 else cast(Scaling, scaling),
         factor=factor,
         original_context=keys.positive("rope.scaling.original_context_length", keys.positive("context_length")),
-        attention_factor=keys.get("rope.scaling.attn_factor", 1.0),
+        attention_factor=attention_factor,
+        fast=keys.get("rope.scaling.yarn_beta_fast", 32.0),
+        slow=keys.get("rope.scaling.yarn_beta_slow", 1.0),
     )
 
 
 def repeated(keys: Keys, layer: LayerSpec) -> tuple[LayerSpec, ...]:
     """A model whose layers are all alike."""
     return (layer,) * keys.positive("block_count")
+
+
+def read_window_layers(keys: Keys, every: int) -> tuple[bool, ...]:
+    """Whether each layer sees a window only. Unless the file says which, each `every`-th sees everything."""
+    key = "attention.sliding_window_pattern"
+    given = keys.metadata.get(f"{keys.architecture}.{key}")
+    if isinstance(given, Sequence) and not isinstance(given, str):
+        return tuple(bool(value) for value in keys.per_layer(key, 0))
+    every = keys.positive(key, every)
+    return tuple((number + 1) % every != 0 for number in range(keys.positive("block_count")))
+
+
+def read_skipped(keys: Keys) -> int:
+    """Layers at the end that predict further tokens (MTP): they are part of the file, and not computed."""
+    skipped = keys.get("nextn_predict_layers", 0)
+    if not 0 <= skipped < keys.positive("block_count"):
+        raise ModelError(f"{keys.architecture}.nextn_predict_layers = {skipped:,}: more than there are layers")
+    return skipped
+
+
+def refuse_sections(keys: Keys) -> None:
+    """Rotary positions in sections are for images: such a file rotates other pairs than its relatives without them."""
+    if any(keys.numbers("rope.dimension_sections")):
+        raise ModelError(f"{keys.architecture}.rope.dimension_sections: rope in sections is not supported yet")

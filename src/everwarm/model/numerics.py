@@ -20,6 +20,9 @@ def numerics_id(
 ) -> str:
     """Names, vocabulary and context length are left out: they change no number."""
     said: dict[str, object] = {"backend": backend.numerics, "epsilon": config.norm_epsilon.hex()}
+    for name in ("embedding_scale", "logit_scale", "logit_softcap", "per_layer_width"):
+        if (value := getattr(config, name)) != ModelConfig.__dataclass_fields__[name].default:
+            said[name] = float(value).hex()
     if not backend.changed_types.isdisjoint(tensor_types):
         said["products"] = "from bits"
     if (plain := _plain(config)) is not None:

@@ -9,16 +9,16 @@ import numpy as np
 import numpy.typing as npt
 
 from everwarm.kernels.backend import Rotary
-from everwarm.model.spec import RopeSpec
-
-_YARN_FAST, _YARN_SLOW = 32.0, 1.0  # turns over the original context beyond / below which a pair is kept / stretched
+from everwarm.model.spec import RopeSpec, Temperature
 
 
-def make_rope(config: RopeSpec, factors: npt.NDArray[np.float32] | None) -> Rotary:
-    """`factors` is the file's `rope_freqs.weight` (Llama 3.1 and later): frequencies are divided by it."""
+def make_rope(
+    config: RopeSpec, factors: npt.NDArray[np.float32] | None, temperature: Temperature | None = None
+) -> Rotary:
+    """`factors` is a tensor of the file (Llama 3.1 and later, Phi 3): frequencies are divided by it."""
     exponents = np.arange(0, config.dims, 2, dtype=np.float64) / config.dims
     frequencies = config.base**-exponents
-    magnitude = 1.0
+    magnitude = config.attention_factor
     if factors is not None:
         frequencies = frequencies / factors.astype(np.float64)
     if config.scaling == "linear":
@@ -26,8 +26,13 @@ def make_rope(config: RopeSpec, factors: npt.NDArray[np.float32] | None) -> Rota
     elif config.scaling == "yarn":
         keep = _yarn_keep(config)
         frequencies = frequencies * keep + frequencies / config.factor * (1 - keep)
-        magnitude = config.attention_factor * (1.0 + 0.1 * math.log(config.factor))
-    return Rotary(config.pairing, frequencies.astype(np.float32), magnitude)
+        magnitude *= 1.0 + 0.1 * math.log(config.factor)
+    return Rotary(
+        config.pairing,
+        frequencies.astype(np.float32),
+        magnitude,
+        *((temperature.every, temperature.scale) if temperature else ()),
+    )
 
 
 def _yarn_keep(config: RopeSpec) -> npt.NDArray[np.float64]:
@@ -36,7 +41,9 @@ def _yarn_keep(config: RopeSpec) -> npt.NDArray[np.float64]:
     def pair_with(turns: float) -> float:
         return config.dims * math.log(config.original_context / (turns * 2 * math.pi)) / (2 * math.log(config.base))
 
-    low = max(0.0, math.floor(pair_with(_YARN_FAST)))
-    high = min(config.dims - 1.0, math.ceil(pair_with(_YARN_SLOW)))
+    low, high = pair_with(config.fast), pair_with(config.slow)
+    if config.whole_pairs:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(0.0, low), min(config.dims - 1.0, high)
     ramp = (np.arange(config.dims // 2) - low) / max(0.001, high - low)
     return np.asarray(1.0 - np.clip(ramp, 0.0, 1.0), np.float64)

@@ -8,14 +8,23 @@ changes nothing for models that do not use it.
 from dataclasses import dataclass
 from typing import Literal
 
-from everwarm.errors import ModelError
-from everwarm.kernels.backend import KVShape
+from everwarm.kernels.backend import KVShape, LayerKV
 
 Pairing = Literal["adjacent", "halves"]
 """Which elements of a head rotate together: (0,1)(2,3)... as in llama's GGUF files, or (0,d/2)(1,d/2+1)... (NeoX)."""
 
-Scaling = Literal["none", "linear", "yarn"]
-Activation = Literal["silu", "gelu"]
+Scaling = Literal["none", "linear", "yarn", "longrope"]
+LONGROPE = ("rope_factors_short.weight", "rope_factors_long.weight")
+"""Factors for contexts up to the original one, and for longer ones."""
+
+Activation = Literal["silu", "gelu", "clamped"]
+"""clamped is gpt-oss's: min(gate, 7) * sigmoid(1.702 * min(gate, 7)), times 1 + up clamped to -7 .. 7."""
+
+Routing = Literal["softmax", "sigmoid", "softmax of the chosen"]
+"""How scores of experts become weights: before the best are chosen, or (the last) after."""
+
+QKNorm = Literal["none", "head", "row"]
+"""Whether queries and keys are normed before they are rotated: each head by itself, or the whole row at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +36,12 @@ class RopeSpec:
     base: float
     scaling: Scaling = "none"
     factor: float = 1.0  # how much longer the context is than in training
-    original_context: int = 0  # yarn only
-    attention_factor: float = 1.0  # yarn only: an extra factor on its magnitude
+    original_context: int = 0  # yarn only: the context that the model was trained with at first
+    attention_factor: float = 1.0  # what is rotated is also multiplied by it
+    fast: float = 32.0  # yarn only: pairs that turn more often than this within the original context stay as they are
+    slow: float = 1.0  # yarn only: pairs that turn less often than this are stretched by the whole factor
+    whole_pairs: bool = True  # yarn only: the borders between these are rounded to whole pairs
+    factors: str = "rope_freqs.weight"  # the tensor that frequencies are divided by, if the file has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +51,27 @@ class AttentionSpec:
     heads: int
     kv_heads: int
     head_dim: int
-    rope: RopeSpec
+    rope: RopeSpec | None  # None: positions are not encoded in this layer
     scale: float  # of the scores
     window: int | None = None  # a token sees at most this many tokens back, itself included
     softcap: float = 0.0  # scores s become softcap * tanh(s / softcap); 0: they stay
-    qk_norm: bool = False  # each head of queries and keys is normed before it is rotated
+    qk_norm: QKNorm = "none"
+    qk_norm_required: bool = True  # where False, they are normed if the file has the norms
+    sinks: bool = False  # each head has a score that takes a share of the weights and gives nothing
     bias_required: bool = False  # of q, k and v; where False, biases are used if the file has them
+    temperature: "Temperature | None" = None
+    latent: "LatentSpec | None" = None
+    v_norm: bool = False  # each head of values is normed, without weights
+    v_required: bool = True  # where False, values are the keys (before norm and rotation) if the file has none
+    kv_of: int | None = None  # an earlier layer, whose keys and values are used instead of own ones
+
+    @property
+    def kv(self) -> LayerKV:
+        """What is stored of a token."""
+        if self.latent is not None:
+            rope = 0 if self.rope is None else self.rope.dims
+            return LayerKV(1, self.latent.rank + rope, self.latent.rank, latent=True)
+        return LayerKV(self.kv_heads, self.head_dim, self.head_dim)
 
     @property
     def query_width(self) -> int:
@@ -55,11 +83,48 @@ class AttentionSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class LatentSpec:
+    """Keys and values are made of one short vector per token (MLA); a head's elements beyond `plain` are rotated."""
+
+    rank: int  # elements of the latent
+    plain: int  # elements of a head of queries and keys that are not rotated
+    value_dim: int  # elements of a head of values
+    query_rank: int = 0  # elements of what queries are made of; 0: of the row itself
+
+
+@dataclass(frozen=True, slots=True)
+class Temperature:
+    """Queries of later positions are sharpened: times 1 + scale * log(1 + floor(position / every))."""
+
+    every: int
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsSpec:
+    """Many feed-forwards, of which a router chooses a few for each token; their weighted sum is what counts."""
+
+    count: int
+    used: int
+    routing: Routing = "softmax"
+    normalised: bool = True  # the weights of the chosen add up to 1
+    scale: float = 1.0  # of the weights
+    groups: int = 1  # experts are in groups, and are chosen from the best of these
+    groups_used: int = 1
+    selection_bias: bool = False  # a bias decides who is chosen, and is no part of the weights
+    expert_scales: bool = False  # each expert has a scale of its own
+    beside: int = 0  # width of a dense feed-forward beside them; both have norms of their own, the router, too
+    shared_width: int = 0  # of a feed-forward that every token takes besides
+    shared_gate: bool = False  # what that gives is weighted by the sigmoid of a product
+
+
+@dataclass(frozen=True, slots=True)
 class FeedForwardSpec:
-    """A dense, gated feed-forward layer: down(activation(gate x) * up x)."""
+    """A gated feed-forward layer: down(activation(gate x) * up x). With experts, each is of this width."""
 
     width: int
     activation: Activation = "silu"
+    experts: ExpertsSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +133,23 @@ class LayerSpec:
 
     attention: AttentionSpec
     feed_forward: FeedForwardSpec
+    norm_before: bool = True  # of attention and of feed-forward
+    norm_after: bool = False  # of what either gives, before it is added
+    residual_scale: float = 1.0  # of what is added
+    output_scale: bool = False  # what the layer gives is scaled, if the file has the scale
+    ffn_norm: str = "ffn_norm"  # what the file calls the norm before the feed-forward
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """What an architecture reads out of a file's metadata; each field means what it does in `ModelConfig`."""
+
+    layers: tuple[LayerSpec, ...]
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_softcap: float = 0.0
+    per_layer_width: int = 0
+    skipped_layers: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,28 +163,31 @@ class ModelConfig:
     context: int
     norm_epsilon: float
     layers: tuple[LayerSpec, ...]
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_softcap: float = 0.0  # logits l become softcap * tanh(l / softcap); 0: they stay
+    per_layer_width: int = 0  # of an embedding of each token that each layer has for itself
+    skipped_layers: int = 0  # behind the others: they predict further tokens (MTP), and are not computed
 
     @property
     def kv_shape(self) -> KVShape:
-        """Of all layers; raises ModelError if they differ."""
-        groups = kv_groups(self.layers)
-        if len(groups) > 1:
-            raise ModelError(f"{self.architecture}: layers with KV of {len(groups)} shapes are not supported yet")
-        return KVShape(len(self.layers), groups[0].kv_heads, groups[0].head_dim)
+        """What is stored of a token, in the order in which it is: layers that store alike side by side."""
+        return tuple(self.layers[number].attention.kv for number in self._kv_order)
 
+    @property
+    def kv_slots(self) -> list[int]:
+        """Of each layer: where in `kv_shape` its keys and values are."""
+        places = {number: slot for slot, number in enumerate(self._kv_order)}
+        stored_by = [
+            number if layer.attention.kv_of is None else layer.attention.kv_of
+            for number, layer in enumerate(self.layers)
+        ]
+        return [places[number] for number in stored_by]
 
-@dataclass(frozen=True, slots=True)
-class KVGroup:
-    """Layers whose keys and values have one shape, so that a block of them is one buffer."""
-
-    layers: tuple[int, ...]
-    kv_heads: int
-    head_dim: int
-
-
-def kv_groups(layers: tuple[LayerSpec, ...]) -> tuple[KVGroup, ...]:
-    """The KV layout that follows from the layers."""
-    groups: dict[tuple[int, int], list[int]] = {}
-    for number, layer in enumerate(layers):
-        groups.setdefault((layer.attention.kv_heads, layer.attention.head_dim), []).append(number)
-    return tuple(KVGroup(tuple(numbers), *shape) for shape, numbers in groups.items())
+    @property
+    def _kv_order(self) -> list[int]:
+        """The layers that store something."""
+        stored = {
+            number: layer.attention.kv for number, layer in enumerate(self.layers) if layer.attention.kv_of is None
+        }
+        return [number for kind in dict.fromkeys(stored.values()) for number, one in stored.items() if one == kind]

@@ -4,17 +4,31 @@ In: a flat batch of tokens, spans of one or more sequences. Out: logits of the r
 has grown by its rows. What differs between architectures is data: a spec per layer.
 """
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
+
+import numpy as np
 
 from everwarm.errors import ModelError
-from everwarm.kernels.backend import F32, KV, Affine, Array, Backend, Span, Step, Weight
+from everwarm.kernels.backend import F32, KV, Affine, Array, Backend, Expert, Router, Span, Step, Weight
 from everwarm.model import tensors
 from everwarm.model.numerics import numerics_id
 from everwarm.model.rope import make_rope
-from everwarm.model.spec import AttentionSpec, FeedForwardSpec, ModelConfig
+from everwarm.model.spec import (
+    AttentionSpec,
+    ExpertsSpec,
+    FeedForwardSpec,
+    LatentSpec,
+    LayerSpec,
+    ModelConfig,
+    RopeSpec,
+    Temperature,
+)
 from everwarm.weights.cache.cache import WeightCache
+from everwarm.weights.cache.place import is_expert
 
 __all__ = ["KV", "Span", "Transformer"]
 
@@ -40,9 +54,19 @@ class _LayerWeights:
     def vector(self, name: str) -> Weight:
         return self.get(f"{self.prefix}{name}.weight")
 
+    def has(self, name: str) -> bool:
+        return f"{self.prefix}{name}.weight" in self.known
+
+    def bias(self, name: str) -> Weight | None:
+        full = f"{self.prefix}{name}.bias"
+        return self.get(full) if full in self.known else None
+
     def matrix(self, name: str) -> Affine:
-        bias = f"{self.prefix}{name}.bias"
-        return self.get(f"{self.prefix}{name}.weight"), self.get(bias) if bias in self.known else None
+        return self.get(f"{self.prefix}{name}.weight"), self.bias(name)
+
+    def expert(self, number: int) -> Expert:
+        gate, up, down = (self.matrix(f"ffn_{part}.{number}") for part in ("gate", "up", "down"))
+        return Expert(gate, up, down)
 
 
 class Transformer:
@@ -55,12 +79,15 @@ class Transformer:
         self.config = config
         self.weights = weights
         self.backend = backend
-        factors = weights.get(tensors.ROPE_FACTORS) if tensors.ROPE_FACTORS in weights else None
-        ropes = list(dict.fromkeys(layer.attention.rope for layer in config.layers))
-        self._rope_of = [ropes.index(layer.attention.rope) for layer in config.layers]
-        self._rotaries = [make_rope(rope, factors) for rope in ropes]
+        rotations = _rotations(config)
+        self._rotation = {rotation: number for number, rotation in enumerate(rotations)}
+        self._rotaries = [
+            make_rope(rope, weights.get(rope.factors) if rope.factors in weights else None, temperature)
+            for rope, temperature in rotations
+        ]
         self.numerics_id = numerics_id(config, self._rotaries, backend, tensor_types)
         self.kv_shape = config.kv_shape
+        self._kv_slots = config.kv_slots
         self._program: _Program | None = None
         self._forgotten = 0  # how often: what is being recorded meanwhile is forgotten, too
         weights.before_release(self._forget)
@@ -74,14 +101,27 @@ class Transformer:
             span.kv.reserve(span.kv.length + len(span.tokens))
         with self.weights.computing(), self.backend.step(spans, self._rotaries) as step:
             table = self.weights.table(tensors.EMBEDDING)
-            x = step.embed(table) if table is not None else step.start(self._looked_up(spans))  # (rows, width)
-            x = self._layers(step, x)
-            logits = step.logits(x, weight(tensors.OUTPUT_NORM), self.config.norm_epsilon, weight(self._output))
+            scale = self.config.embedding_scale
+            x = (
+                step.embed(table, scale)
+                if table is not None
+                else step.start(self._rows(tensors.EMBEDDING, spans), scale)
+            )
+            extra = self._per_layer_inputs(step, spans, x) if self.config.per_layer_width else None
+            x = self._layers(step, x, extra)  # (rows, width)
+            logits = step.logits(
+                x,
+                weight(tensors.OUTPUT_NORM),
+                self.config.norm_epsilon,
+                weight(self._output),
+                self.config.logit_scale,
+                self.config.logit_softcap,
+            )
             if not self.weights.as_built():  # raised inside the step, so that no KV counts that it has computed
                 raise ModelError("weights were altered on disk while they were in use; they are built again: try again")
             return logits
 
-    def _layers(self, step: Step, x: Array) -> Array:
+    def _layers(self, step: Step, x: Array, extra: Array | None) -> Array:
         """Through all layers. While their weights stay where they are, the operations are recorded once and replayed:
         asking Python for each takes a seventh of the time of a token.
         """
@@ -92,50 +132,178 @@ class Transformer:
         self._program = None
         recorder = step.recorder() if self.weights.mapped else None
         if recorder is None:
-            return self._compute_layers(step, x, self.weights.get)
+            return self._compute_layers(step, x, extra, self.weights.get)
         program = _Program(recorder, x)
-        self._compute_layers(recorder, x, partial(self._get_for, program))
+        self._compute_layers(recorder, x, extra, partial(self._get_for, program))
         step.replay(recorder)
         if self._forgotten == forgotten:
             self._program = program
         return x
 
-    def _compute_layers(self, step: Step, x: Array, weight: Callable[[str], Weight]) -> Array:
+    def _compute_layers(self, step: Step, x: Array, extra: Array | None, weight: Callable[[str], Weight]) -> Array:
         epsilon = self.config.norm_epsilon
         for number, layer in enumerate(self.config.layers):
             self.weights.enter(number)
             tensors = _LayerWeights(f"blk.{number}.", weight, self.weights)
 
-            h = step.norm(x, tensors.vector("attn_norm"), epsilon)
+            h = step.norm(x, tensors.vector("attn_norm"), epsilon) if layer.norm_before else x
             mixed = self._attention(step, number, layer.attention, h, tensors)
-            x = step.add_linear(x, mixed, tensors.matrix("attn_output"))
+            x = self._add_product(step, layer, x, mixed, tensors, "attn_output", "post_attention_norm")
 
-            h = step.norm(x, tensors.vector("ffn_norm"), epsilon)
-            h = self._feed_forward(step, layer.feed_forward, h, tensors)
-            x = step.add_linear(x, h, tensors.matrix("ffn_down"))
+            if not self.weights.mapped and number + 1 < len(self.config.layers):
+                self._expect_experts(step, number + 1, x, weight)
+            h = step.norm(x, tensors.vector(layer.ffn_norm), epsilon) if layer.norm_before else x
+            ffn = layer.feed_forward
+            if ffn.experts is None:
+                h = step.gated(h, tensors.matrix("ffn_gate"), tensors.matrix("ffn_up"), ffn.activation)
+                x = self._add_product(step, layer, x, h, tensors, "ffn_down", "post_ffw_norm")
+            else:
+                y = self._experts(step, ffn, ffn.experts, x, h, tensors)
+                x = self._add(step, layer, x, y, tensors, "post_ffw_norm")
+            if extra is not None:
+                x = self._add_per_layer_input(step, number, x, extra, tensors)
+            if layer.output_scale and tensors.has("layer_output_scale"):
+                x = step.scale(x, float(tensors.vector("layer_output_scale")[0]))
         return x
 
-    def _attention(self, step: Step, number: int, spec: AttentionSpec, h: Array, tensors: "_LayerWeights") -> Array:
-        q, k, v = step.linear(h, [tensors.matrix(name) for name in ("attn_q", "attn_k", "attn_v")])
-        if spec.qk_norm:
-            q = step.norm_heads(q, tensors.vector("attn_q_norm"), self.config.norm_epsilon, spec.heads)
-            k = step.norm_heads(k, tensors.vector("attn_k_norm"), self.config.norm_epsilon, spec.kv_heads)
-        rope = self._rope_of[number]
-        q, k = step.rotate(q, spec.heads, rope), step.rotate(k, spec.kv_heads, rope)
-        return step.attention(number, q, k, v, spec.scale, spec.window, spec.softcap)
+    def _per_layer_inputs(self, step: Step, spans: Sequence[Span], x: Array) -> Array:
+        """What each layer gets besides: a token's own embedding for it, and what a product of the row says."""
+        width, name, weight = self.config.per_layer_width, tensors.PER_LAYER_EMBEDDING, self.weights.get
+        table, scale, role = self.weights.table(name), math.sqrt(width), "per layer"
+        own = step.start(self._rows(name, spans), scale, role) if table is None else step.embed(table, scale, role)
+        (said,) = step.linear(x, [(weight(tensors.PER_LAYER_PRODUCT), None)])
+        said = step.scale(said, 1.0 / math.sqrt(self.config.width))
+        said = step.norm_heads(said, weight(tensors.PER_LAYER_NORM), self.config.norm_epsilon, len(self.config.layers))
+        return step.scale(step.add(own, said, 1.0), 1.0 / math.sqrt(2.0))
 
-    def _feed_forward(self, step: Step, spec: FeedForwardSpec, h: Array, tensors: "_LayerWeights") -> Array:
-        return step.gated(h, tensors.matrix("ffn_gate"), tensors.matrix("ffn_up"), spec.activation)
+    def _add_per_layer_input(self, step: Step, number: int, x: Array, extra: Array, tensors: "_LayerWeights") -> Array:
+        width = self.config.per_layer_width
+        (gate,) = step.linear(x, [tensors.matrix("inp_gate")])
+        gated = step.gate(gate, step.copy(extra, number * width, width), "gelu")
+        (y,) = step.linear(gated, [tensors.matrix("proj")])
+        return step.add(x, step.norm_heads(y, tensors.vector("post_norm"), self.config.norm_epsilon, 1), 1.0)
+
+    def _add_product(
+        self, step: Step, layer: LayerSpec, x: Array, h: Array, tensors: "_LayerWeights", product: str, norm: str
+    ) -> Array:
+        if not layer.norm_after and layer.residual_scale == 1.0:
+            return step.add_linear(x, h, tensors.matrix(product))
+        (y,) = step.linear(h, [tensors.matrix(product)])
+        return self._add(step, layer, x, y, tensors, norm)
+
+    def _add(self, step: Step, layer: LayerSpec, x: Array, y: Array, tensors: "_LayerWeights", norm: str) -> Array:
+        """What attention or feed-forward gives is added to what came in."""
+        if layer.norm_after:
+            y = step.norm_heads(y, tensors.vector(norm), self.config.norm_epsilon, 1)
+        return step.add(x, y, layer.residual_scale)
+
+    def _attention(self, step: Step, number: int, spec: AttentionSpec, h: Array, tensors: "_LayerWeights") -> Array:
+        if spec.latent is not None:
+            return self._latent_attention(step, number, spec, spec.latent, h, tensors)
+        own, epsilon = spec.kv_of is None, self.config.norm_epsilon
+        names = ["attn_q", *(["attn_k"] if own else []), *(["attn_v"] if own and tensors.has("attn_v") else [])]
+        q, *kv = step.linear(h, [tensors.matrix(name) for name in names])
+        k, v = (kv[0], kv[1] if len(kv) > 1 else step.copy(kv[0])) if own else (None, None)
+        if spec.qk_norm != "none" and (spec.qk_norm_required or tensors.has("attn_q_norm")):
+            heads, kv_heads = (spec.heads, spec.kv_heads) if spec.qk_norm == "head" else (1, 1)
+            q = step.norm_heads(q, tensors.vector("attn_q_norm"), epsilon, heads)
+            k = None if k is None else step.norm_heads(k, tensors.vector("attn_k_norm"), epsilon, kv_heads)
+        if spec.v_norm and v is not None:
+            v = step.norm_heads(v, np.ones(spec.head_dim, np.float32), epsilon, spec.kv_heads)
+        if spec.rope is not None:
+            q = step.rotate(q, spec.heads, self._rotation[spec.rope, spec.temperature])
+            k = None if k is None else step.rotate(k, spec.kv_heads, self._rotation[spec.rope, None])
+        sinks = tensors.vector("attn_sinks") if spec.sinks else None
+        return step.attention(self._kv_slots[number], q, k, v, spec.scale, spec.window, spec.softcap, sinks)
+
+    def _latent_attention(
+        self, step: Step, number: int, spec: AttentionSpec, latent: LatentSpec, h: Array, tensors: "_LayerWeights"
+    ) -> Array:
+        epsilon = self.config.norm_epsilon
+        names = ("attn_q_a" if latent.query_rank else "attn_q", "attn_kv_a", "attn_k_rope")
+        q, c, key = step.linear(h, [tensors.matrix(name) for name in names])
+        if latent.query_rank:
+            (q,) = step.linear(step.norm(q, tensors.vector("attn_q_a_norm"), epsilon), [tensors.matrix("attn_q_b")])
+        c = step.norm_heads(c, tensors.vector("attn_kv_a_norm"), epsilon, 1)
+        if spec.rope is not None:
+            q = step.rotate(q, spec.heads, self._rotation[spec.rope, spec.temperature], latent.plain)
+            key = step.rotate(key, 1, self._rotation[spec.rope, None])
+        absorb = [tensors.vector(f"attn_k_b.{head}") for head in range(spec.heads)]
+        expand = [tensors.vector(f"attn_v_b.{head}") for head in range(spec.heads)]
+        return step.latent_attention(self._kv_slots[number], q, c, key, absorb, expand, spec.scale)
+
+    def _experts(
+        self, step: Step, ffn: FeedForwardSpec, spec: ExpertsSpec, x: Array, h: Array, tensors: "_LayerWeights"
+    ) -> Array:
+        """`x` is what came in, `h` the same normed. A dense feed-forward beside the experts takes h, if there is one;
+        then router and experts have norms of their own.
+        """
+        epsilon = self.config.norm_epsilon
+        dense, seen, scales = None, h, None
+        if spec.beside:
+            hidden = step.gated(h, tensors.matrix("ffn_gate"), tensors.matrix("ffn_up"), ffn.activation)
+            (dense,) = step.linear(hidden, [tensors.matrix("ffn_down")])
+            dense = step.copy(step.norm_heads(dense, tensors.vector("post_ffw_norm_1"), epsilon, 1), role="dense")
+            by = tensors.get(f"{tensors.prefix}ffn_gate_inp.scale") / np.float32(math.sqrt(self.config.width))
+            seen = step.norm(x, by, epsilon)
+        if spec.expert_scales and f"{tensors.prefix}ffn_down_exps.scale" in tensors.known:
+            scales = tensors.get(f"{tensors.prefix}ffn_down_exps.scale")
+        routed = self._route(step, spec, seen, tensors, scales)
+        if spec.beside:
+            h = step.norm(x, tensors.vector("pre_ffw_norm_2"), epsilon)
+        chosen = step.chosen(routed)
+        wanted = range(spec.count) if chosen is None else frozenset(chosen)
+        experts = [tensors.expert(number) if number in wanted else None for number in range(spec.count)]
+        y = step.experts(h, routed, experts, ffn.activation)
+        if dense is not None:
+            return step.add(step.norm_heads(y, tensors.vector("post_ffw_norm_2"), epsilon, 1), dense, 1.0)
+        if not spec.shared_width:
+            return y
+        hidden = step.gated(h, tensors.matrix("ffn_gate_shexp"), tensors.matrix("ffn_up_shexp"), ffn.activation)
+        if not spec.shared_gate:
+            return step.add_linear(y, hidden, tensors.matrix("ffn_down_shexp"))
+        (shared,) = step.linear(hidden, [tensors.matrix("ffn_down_shexp")])
+        return step.add(y, step.weigh(shared, h, tensors.vector("ffn_gate_inp_shexp")), 1.0)
+
+    def _expect_experts(self, step: Step, number: int, x: Array, weight: Callable[[str], Weight]) -> None:
+        """Which experts a layer will take is guessed by its router from what comes into the layer before: rows change
+        little from layer to layer. They are read while that one computes.
+        """
+        layer = self.config.layers[number]
+        spec, tensors = layer.feed_forward.experts, _LayerWeights(f"blk.{number}.", weight, self.weights)
+        if spec is None or spec.beside:
+            return
+        guess = step.norm(x, tensors.vector(layer.ffn_norm), self.config.norm_epsilon)
+        chosen = step.chosen(self._route(step, spec, guess, tensors, None)) or ()
+        self.weights.expect(
+            f"blk.{number}.ffn_{part}.{expert}.weight" for expert in chosen for part in ("gate", "up", "down")
+        )
+
+    def _route(self, step: Step, spec: ExpertsSpec, h: Array, tensors: "_LayerWeights", scales: Weight | None) -> Any:
+        how = Router(spec.count, spec.used, spec.routing, spec.normalised, spec.scale, spec.groups, spec.groups_used)
+        selection_bias = tensors.bias("exp_probs_b") if spec.selection_bias else None
+        return step.route(h, tensors.matrix("ffn_gate_inp"), selection_bias, how, scales)
 
     def _get_for(self, program: "_Program", name: str) -> Weight:
         tensor = self.weights.get(name)
-        program.names.append(name)
-        program.tensors.append(tensor)
+        if not is_expert(name):  # of thousands, a few are used; whoever evicts one has the program forgotten
+            program.names.append(name)
+            program.tensors.append(tensor)
         return tensor
 
     def _forget(self) -> None:
         self._forgotten += 1
         self._program = None
 
-    def _looked_up(self, spans: Sequence[Span]) -> F32:
-        return self.weights.rows(tensors.EMBEDDING, [token for span in spans for token in span.tokens])
+    def _rows(self, name: str, spans: Sequence[Span]) -> F32:
+        return self.weights.rows(name, [token for span in spans for token in span.tokens])
+
+
+def _rotations(config: ModelConfig) -> list[tuple[RopeSpec, Temperature | None]]:
+    """The ways in which the model rotates: of its keys first, then those in which only queries are sharpened."""
+    found: dict[tuple[RopeSpec, Temperature | None], None] = {}
+    for temperature in (False, True):
+        for attention in (layer.attention for layer in config.layers):
+            if attention.rope is not None:
+                found[attention.rope, attention.temperature if temperature else None] = None
+    return list(found)

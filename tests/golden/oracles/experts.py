@@ -99,6 +99,7 @@ CASES = (
             "use_qk_norm": True,
             "attention_bias": True,
         },
+        seed=1,
         experts=True,
         mistakes={"scale of the experts": {"routed_scaling_factor": 1.0}},
     ),

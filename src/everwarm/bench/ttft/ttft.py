@@ -28,8 +28,7 @@ from everwarm import config
 from everwarm.bench.ttft.child import Measured, Setup
 from everwarm.bench.ttft.peer import Peer, PeerError
 from everwarm.errors import ConfigError, StoreError
-from everwarm.model.config import read_config
-from everwarm.model.tensors import EMBEDDING
+from everwarm.model.facts import read_model
 from everwarm.setting_kinds import PREFIX
 from everwarm.weights.gguf.file import GGUFFile
 from everwarm.weights.pack.identity import REMEMBERED
@@ -72,8 +71,7 @@ class PeerRun:
 def check(asked: TtftOptions) -> None:
     """Raise ConfigError if the model can't do this."""
     with GGUFFile(asked.model) as file:
-        embedding = file.tensors.get(EMBEDDING)
-        model = read_config(file.metadata, embedding.shape[0] if embedding else 0)
+        model = read_model(file)
     room = model.context - asked.suffix - asked.answer
     if max(asked.contexts) > room:
         raise ConfigError(

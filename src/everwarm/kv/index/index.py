@@ -56,6 +56,11 @@ class Index:
         return self.pool.block_bytes
 
     @property
+    def layer_bytes(self) -> Sequence[int]:
+        """What each layer that stores something takes of a block."""
+        return self.pool.memory.layer_bytes
+
+    @property
     def most_blocks(self) -> int | None:
         """How many blocks fit into the budget; None if there is none."""
         return self.pool.most_blocks

@@ -197,6 +197,7 @@ class HeapBlocks(HostBlocks):
     def __init__(self, block_tokens: int, block_bytes: int) -> None:
         self.block_tokens = block_tokens
         self.block_bytes = block_bytes
+        self.layer_bytes = [block_bytes]
         self._blocks: dict[int, U8] = {}
         self._next = 0
 

@@ -25,7 +25,7 @@ from everwarm.kernels.backend import F32, Weight
 from everwarm.sizes import Share
 from everwarm.weights.cache.counters import Counters
 from everwarm.weights.cache.kept import Kept, Pin, Problem
-from everwarm.weights.cache.place import largest_layer, place_of, ring_bytes, stages
+from everwarm.weights.cache.place import experts_by_layer, largest_layer, place_of, ring_bytes, stages
 from everwarm.weights.cache.ring import Flight, Ring
 from everwarm.weights.cache.stats import Counts, WeightStats
 from everwarm.weights.cache.tracker import AccessTracker, BusyClock
@@ -162,6 +162,12 @@ class WeightCache:
         if not self._mapped:
             with self._lock:
                 self._ring.enter(layer)
+
+    def expect(self, names: Iterable[str]) -> None:
+        """Experts that a layer ahead will probably use: they are read in the background, if they are not kept."""
+        if not self._mapped:
+            with self._lock:
+                self._ring.expect(names)
 
     def prefetch(self, layer: int) -> None:
         """Materialise what is missing of a layer, in the background. Does nothing if that is switched off."""
@@ -358,7 +364,9 @@ class WeightCache:
         if budget is None:
             room = int(SHARE_OF_MEMORY * available_bytes())
             streamed = [sum(self._sizes[name] for name in stage) for stage in stages(self._sizes)[0]]
-            budget = self.total_bytes if self.total_bytes <= room else room - ring_bytes(streamed, self._ahead)
+            experts = [sum(map(self._sizes.__getitem__, names)) for names in experts_by_layer(self._sizes).values()]
+            ring = ring_bytes(streamed, self._ahead) + max(experts, default=0)
+            budget = self.total_bytes if self.total_bytes <= room else room - ring
         elif isinstance(budget, Share):
             budget = int(budget.fraction * self.total_bytes)
         least = largest_layer(self._sizes)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from everwarm.kernels.backend import Weight
 from everwarm.weights.cache.kept import Kept
-from everwarm.weights.cache.place import coming, ring_bytes, stages
+from everwarm.weights.cache.place import coming, experts_by_layer, ring_bytes, stages
 from everwarm.weights.memory import InUse
 from everwarm.weights.pack.source import Built
 
@@ -52,6 +52,8 @@ class Ring:
         self.ahead = ahead
         self.layers: Mapping[int, int]  # to stages
         self.stages, self.layers = stages(sizes)
+        self._experts = experts_by_layer(sizes)
+        self._expected: frozenset[str] = frozenset()  # experts that a layer ahead may use
         self.flights: dict[str, Flight] = {}
         self._background, self._sizes, self._kept, self._in_use = background, sizes, kept, in_use
         self._begin, self._read, self._wasted = begin, read, wasted
@@ -63,12 +65,17 @@ class Ring:
 
     @property
     def size(self) -> int:
-        """Most that may be on its way: what is streamed of the layer in use and of those that are read ahead."""
+        """Most that may be on its way: what is streamed of the layer in use and of those that are read ahead, and the
+        experts of one layer.
+        """
         if self._sized_at != self._kept.changes:
             self._sized_at = self._kept.changes
             ready = self._kept.ready
             streamed = [sum(self._sizes[name] for name in stage if name not in ready) for stage in self.stages]
-            self._size = ring_bytes(streamed, self.ahead)
+            experts = [
+                sum(self._sizes[name] for name in names if name not in ready) for names in self._experts.values()
+            ]
+            self._size = ring_bytes(streamed, self.ahead) + max(experts, default=0)
         return self._size
 
     def enter(self, layer: int) -> None:
@@ -77,9 +84,16 @@ class Ring:
         if at is None or not self._background or not self.ahead:
             return
         needed = coming(at, len(self.stages), self.ahead)
-        self.drop_all_but({name for stage in needed for name in self.stages[stage]})
+        self.drop_all_but({name for stage in needed for name in self.stages[stage]} | self._expected)
+        self._expected = frozenset()
         for stage in needed[1:]:
             self._ask(self.stages[stage])
+
+    def expect(self, names: Iterable[str]) -> None:
+        """Experts that a layer ahead will probably use: read them now."""
+        if self._background and self.ahead:
+            self._expected = frozenset(names)
+            self._ask(self._expected)
 
     def prefetch(self, layer: int) -> None:
         """Materialise what is missing of a layer, in the background. Does nothing if that is switched off."""

@@ -59,11 +59,19 @@ class GGUFFile:
         self.alignment = first.alignment
         self.size_bytes = sum(part.file.size_bytes for part in self._parts)
         self.metadata: Metadata = MappingProxyType(first.metadata)
-        self.tensors: Mapping[str, TensorInfo] = MappingProxyType(tensors)
+        self.stored: Mapping[str, TensorInfo] = MappingProxyType(tensors)
+        self.tensors = self.stored
         self._checking = threading.Lock()
         self._stamps = self._stamped()
         self.known_digest: str | None = None
         """Of the tensors as they were when it was opened, once someone has found it out."""
+
+    def cut(self, pieces: Mapping[str, TensorInfo]) -> None:
+        """From now on `tensors` are these, each of them stored, or rows of one that is: some files keep several
+        matrices in one tensor.
+        """
+        assert all(0 <= piece.offset <= self._parts[piece.part].file.size_bytes for piece in pieces.values())
+        self.tensors = MappingProxyType(dict(pieces))
 
     def data(self, name: str) -> Bytes:
         """The bytes of a tensor: read-only, one-dimensional, a view into the mapping."""
@@ -109,8 +117,8 @@ class GGUFFile:
     def _read_digest(self) -> str:
         whole = hashlib.sha256()
         chunk = np.empty(_CHUNK, np.uint8)
-        for name in sorted(self.tensors):
-            info = self.tensors[name]
+        for name in sorted(self.stored):
+            info = self.stored[name]
             whole.update(f"{name}\0{info.type.name}\0{info.shape}\0".encode())
             one = hashlib.sha256()
             for at in range(0, info.size_bytes, _CHUNK):

@@ -51,6 +51,13 @@ class TensorInfo:
     size_bytes: int
     part: int  # index into GGUFFile.parts
 
+    def rows(self, name: str, first: int, count: int) -> "TensorInfo":
+        """Some of its rows (of a stack of matrices: some matrices; of a vector: some numbers) under another name."""
+        assert 0 <= first < first + count <= self.shape[0]
+        each = self.size_bytes // self.shape[0]
+        shape = (count, *self.shape[1:])
+        return TensorInfo(name, self.type, shape, self.offset + first * each, count * each, self.part)
+
 
 @dataclass(frozen=True, slots=True)
 class Part:

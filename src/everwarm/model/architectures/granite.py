@@ -1,0 +1,31 @@
+"""Granite 3 and 4: Llama with scales on embeddings, scores, what is added, and logits; perhaps with experts."""
+
+from dataclasses import replace
+
+from everwarm.errors import ModelError
+from everwarm.model.metadata import Keys, read_attention, read_experts, read_feed_forward, repeated
+from everwarm.model.spec import Body, FeedForwardSpec, LayerSpec
+
+
+def read(keys: Keys) -> Body:
+    attention = read_attention(keys, "adjacent")
+    if (scale := keys.get("attention.scale", 0.0)) != 0.0:
+        attention = replace(attention, scale=scale)
+    if not keys.get("rope.scaling.finetuned", 1):  # so these files say that positions are not encoded
+        attention = replace(attention, rope=None)
+    logit_scale = keys.require("logit_scale", 1.0)
+    if logit_scale == 0.0:
+        raise ModelError(f"{keys.architecture}.logit_scale = 0: logits can't be divided by it; the file is damaged")
+    experts = read_experts(keys)
+    if experts is not None:
+        experts = replace(experts, shared_width=keys.get("expert_shared_feed_forward_length", 0))
+    layer = LayerSpec(
+        attention,
+        FeedForwardSpec(read_feed_forward(keys).width, experts=experts),
+        residual_scale=keys.get("residual_scale", 0.0) or 1.0,
+    )
+    return Body(
+        repeated(keys, layer),
+        embedding_scale=keys.get("embedding_scale", 0.0) or 1.0,
+        logit_scale=1.0 / logit_scale,
+    )

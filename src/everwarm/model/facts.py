@@ -1,0 +1,50 @@
+"""What can be said of a model before it is loaded: its config, and how large it is in use.
+
+In: an open GGUF file. Out: a config whose tensors are all there (`read_model`), and figures that follow from it.
+"""
+
+import math
+from collections.abc import Mapping
+
+from everwarm.kernels.backend import Backend
+from everwarm.model import tensors
+from everwarm.model.config import read_config
+from everwarm.model.spec import ModelConfig
+from everwarm.weights.cache.place import is_expert, place_of
+from everwarm.weights.gguf.file import GGUFFile, TensorInfo
+
+
+def read_model(file: GGUFFile, context: int | None = None) -> ModelConfig:
+    """The config that a file describes; its tensors are cut into those that the layers use, and checked. Raises
+    ModelError if it can't be run. `context` is how many tokens will be used at most.
+    """
+    embedding = file.stored.get(tensors.EMBEDDING)
+    config = read_config(file.metadata, embedding.shape[0] if embedding else 0, len(file.stored), context)
+    file.cut(tensors.cut(config, file.stored))
+    tensors.check_tensors(config, file.tensors)
+    return config
+
+
+def active_parameters(config: ModelConfig, found: Mapping[str, TensorInfo]) -> int:
+    """Parameters that a token uses: of the experts of a layer, as many as are chosen."""
+    return round(sum(math.prod(info.shape) * _share(config, name) for name, info in found.items()))
+
+
+def active_bytes(config: ModelConfig, sizes: Mapping[str, int]) -> int:
+    """The same in bytes, given the bytes of each tensor."""
+    return round(sum(size * _share(config, name) for name, size in sizes.items()))
+
+
+def _share(config: ModelConfig, name: str) -> float:
+    """Of a tensor that a token uses, on average."""
+    if not is_expert(name):
+        return 1.0
+    layer = place_of(name).layer
+    experts = None if layer is None else config.layers[layer].feed_forward.experts
+    return 1.0 if experts is None else experts.used / experts.count
+
+
+def kv_bytes_per_token(config: ModelConfig, backend: Backend) -> float:
+    """What a backend keeps of each token, in all layers."""
+    memory = backend.block_memory(config.kv_shape)
+    return memory.block_bytes / memory.block_tokens
