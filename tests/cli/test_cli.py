@@ -118,6 +118,25 @@ def test_inspect(cli: Cli, tiny: Path) -> None:
     assert "blk.1.ffn_down.weight" in out
 
 
+def test_inspect_says_what_a_model_takes_in_memory(cli: Cli, tiny: Path) -> None:
+    use = json.loads(cli("inspect", tiny, "--context", "100", "--json")[1])["use"]
+    assert use["supported"]
+    assert use["memory"]["tokens"] == 100
+    per_token = 2 * 2 * (2 * 64 * 2 + 2)  # 2 layers, 2 KV heads: a key and a value of 64 x 16 bits, and two exponents
+    assert use["kv_bytes_per_token"]["f16"] == per_token
+    assert use["memory"]["f16"] == use["weight_bytes"] + 100 * per_token
+    said = cli("inspect", tiny)[1]
+    assert "can be run" in said
+    assert "tool calls as hermes" in said
+
+
+def test_inspect_says_why_a_model_can_not_be_run(cli: Cli, tmp_path: Path) -> None:
+    Tiny(architecture="mamba").write(tmp_path / "other.gguf")
+    assert "can't be run: architecture 'mamba' is not supported" in " ".join(
+        cli("inspect", tmp_path / "other.gguf")[1].split()
+    )
+
+
 def test_inspect_says_how_the_file_wants_to_be_sampled(cli: Cli, tmp_path: Path) -> None:
     Tiny(sampling={"temp": 0.6, "top_k": 20}).write(tmp_path / "told.gguf")
     assert "temperature 0.6, top_k 20" in cli("inspect", tmp_path / "told.gguf")[1]

@@ -49,7 +49,7 @@ def speed(
     isas = [*supported_isas(), "blas"] if isa == "all" else [None if isa == "auto" else isa]
     settings: dict[str, Given] = {"threads": threads, "kv_type": kv_type}
     series, ceiling = bench.run(path, works, runs, settings, isas, peer is not None, bench_text.teller())
-    rows = _rows(series, path.stat().st_size, ceiling)
+    rows = _rows(series, _bytes_of_a_token(path), ceiling)
     report = {
         "benchmark": "speed",
         "model": path.name,
@@ -126,6 +126,16 @@ def _shares(flag: str, text: str) -> list[float]:
     if not values or not all(0 < value <= 1 for value in values):
         raise ConfigError(f"{flag} {text!r}: expected numbers above 0 and up to 1, separated by commas")
     return values
+
+
+def _bytes_of_a_token(path: Path) -> int:
+    """Bytes of the file that are read for each token: of the experts, those that are chosen."""
+    from everwarm.model.facts import active_bytes, read_model
+    from everwarm.weights.gguf.file import GGUFFile
+
+    with GGUFFile(path) as file:
+        config = read_model(file)
+        return active_bytes(config, {name: info.size_bytes for name, info in file.tensors.items()})
 
 
 def _rows(series: Any, file_bytes: int, ceiling: Any) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from everwarm import config
 from everwarm.cli.console import bytes_bar, err, human_bytes, out, print_json, printable
+from everwarm.cli.model_use import model_use, told_use
 from everwarm.errors import ConfigError
 from everwarm.sizes import parse_size
 
@@ -36,17 +37,23 @@ def inspect(
     weight_budget: Annotated[
         str, typer.Option(help="Say what this budget for weights would mean, such as 300MiB or 50%.")
     ] = "100%",
+    context: Annotated[
+        int | None, typer.Option(min=1, help="Say what this many tokens would take in memory (default: the model's).")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
-    """What a model file holds: metadata, tensor types, sizes. Works for architectures that can't be run, too."""
+    """What a model file holds: metadata, tensor types, sizes; whether it can be run, and what it takes in memory. Works
+    for architectures that can't be run, too.
+    """
     from everwarm.pull import resolve
     from everwarm.weights.gguf.file import GGUFFile
 
     path = resolve(model, config.home())
     with GGUFFile(path) as file:
         summary = _summarise(path, file)
+        summary["use"] = use = model_use(file, context)
         summary["weight_budget"] = plan = _budget(file, weight_budget)
-        rows = [(info.name, info.type.name, info.shape, info.size_bytes) for info in file.tensors.values()]
+        rows = [(info.name, info.type.name, info.shape, info.size_bytes) for info in file.stored.values()]
     if as_json:
         if tensors:
             summary["tensors"] = [dict(zip(("name", "type", "shape", "size_bytes"), row, strict=True)) for row in rows]
@@ -63,6 +70,8 @@ def inspect(
     )
     if summary["sampling"]:
         out.print("sampling that the file recommends: " + ", ".join(f"{k} {v}" for k, v in summary["sampling"].items()))
+    for line in told_use(use):
+        out.print(line, markup=False, highlight=False)
     if plan:
         out.print(_told(weight_budget, plan))
     if tensors:
@@ -107,7 +116,7 @@ def _told(budget: str, plan: dict[str, int]) -> str:
 def _summarise(path: Path, file: Any) -> dict[str, Any]:
     from everwarm.engine.sampling import file_sampling
 
-    infos = list(file.tensors.values())
+    infos = list(file.stored.values())
     return {
         "path": str(path),
         "version": file.version,

@@ -1,0 +1,93 @@
+"""What `everwarm inspect` says about using a model: whether it can be run, what it takes in memory, how it talks."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from everwarm.cli.console import human_bytes
+from everwarm.errors import EverwarmError
+
+KV_TYPES = ("f16", "q8", "q4")
+
+
+def model_use(file: Any, context: int | None) -> dict[str, Any]:
+    """With an architecture that is not supported, only why. Memory is that of the native kernels, without the second
+    copy of the model that is in the page cache anyway.
+    """
+    from everwarm import kernels
+    from everwarm.model.facts import active_parameters, kv_bytes_per_token, read_model
+    from everwarm.weights.memory import available_bytes
+    from everwarm.weights.pack.source import FileSource
+
+    try:
+        config = read_model(file, context)
+    except EverwarmError as error:
+        return {"supported": False, "why_not": str(error)}
+    tokens = min(context or config.context, config.context)
+    backends = {kind: kernels.make(kernels.choose("native", "portable"), 1, 1, kind) for kind in KV_TYPES}
+    kv: dict[str, float] = {}
+    for kind, backend in backends.items():
+        try:
+            kv[kind] = kv_bytes_per_token(config, backend)
+        except EverwarmError:
+            continue  # heads of a size that this type can't hold
+    if not kv:
+        return {"supported": False, "why_not": "the native kernels have no form for its keys and values"}
+    weights = sum(FileSource(file, backends["f16"]).sizes.values())
+    available = available_bytes()
+    room = max(0, available - weights)
+    return {
+        "supported": True,
+        "active_parameters": active_parameters(config, file.tensors),
+        "context": config.context,
+        "skipped_layers": config.skipped_layers,
+        "weight_bytes": weights,
+        "kv_bytes_per_token": kv,
+        "memory": {"tokens": tokens, **{kind: weights + round(tokens * size) for kind, size in kv.items()}},
+        "fits": {"available_bytes": available, **{kind: int(room / size) for kind, size in kv.items()}},
+        **_talk(file),
+    }
+
+
+def _talk(file: Any) -> dict[str, Any]:
+    """Which chat template and tool format the file has; None if there is none."""
+    from everwarm.text.chat import ChatTemplate
+    from everwarm.text.chat_format import ChatFormat
+    from everwarm.text.tokenizer import Tokenizer
+
+    try:
+        control = Tokenizer.from_metadata(file.metadata).special_tokens
+        template = ChatTemplate.from_metadata(file.metadata, special_tokens=control, bos="", eos="")
+        chat = ChatFormat(template, frozenset(control))
+        return {
+            "chat": "ChatML" if "tokenizer.chat_template" not in file.metadata else "the file's template",
+            "tool_format": chat.tool_format,
+            "reasoning": None if chat.reasoning is None else chat.reasoning.begin.strip(),
+        }
+    except EverwarmError as error:
+        return {"chat": None, "tool_format": None, "reasoning": None, "no_chat": str(error)}
+
+
+def told_use(use: dict[str, Any]) -> Iterator[str]:
+    """In words."""
+    if not use["supported"]:
+        yield f"can't be run: {use['why_not']}"
+        return
+    yield f"can be run: {use['active_parameters']:,} parameters for each token, context {use['context']:,}"
+    if use["skipped_layers"]:
+        yield f"{use['skipped_layers']} layers for drafts of further tokens (MTP) are in the file and are not used"
+    each = ", ".join(f"{kind} {size:,.0f} bytes" for kind, size in use["kv_bytes_per_token"].items())
+    yield f"KV per token: {each}"
+    memory = ", ".join(f"{human_bytes(use['memory'][kind])} ({kind})" for kind in use["kv_bytes_per_token"])
+    yield f"memory for {use['memory']['tokens']:,} tokens, weights included: {memory}"
+    room = ", ".join(f"{use['fits'][kind]:,} ({kind})" for kind in use["kv_bytes_per_token"])
+    if any(use["fits"][kind] for kind in use["kv_bytes_per_token"]):
+        free = human_bytes(use["fits"]["available_bytes"])
+        yield f"fits: of {free} of free memory, what the weights leave holds tokens: {room}"
+    else:
+        needed, free = human_bytes(use["weight_bytes"]), human_bytes(use["fits"]["available_bytes"])
+        yield f"does not fit: {needed} of weights, {free} of memory are free; give a --weight-budget to stream the rest"
+    if use["chat"] is None:
+        yield f"no chat: {use['no_chat']}"
+    else:
+        reasoning = f", reasoning in {use['reasoning']}" if use["reasoning"] else ""
+        yield f"chat: {use['chat']}, tool calls as {use['tool_format']}{reasoning}"
