@@ -12,7 +12,7 @@ import pytest
 from everwarm.errors import ModelError
 from everwarm.model import tensors
 from everwarm.model.config import read_config
-from everwarm.model.facts import active_parameters, read_model
+from everwarm.model.facts import active_bytes, active_parameters, read_model
 from everwarm.weights.gguf.file import GGUFFile, TensorInfo
 from everwarm.weights.types import TensorType
 from golden.oracles.cases import CASES
@@ -77,6 +77,15 @@ def test_of_experts_those_that_are_chosen_are_active(tmp_path: Path) -> None:
         experts = sum(math.prod(info.shape) for name, info in file.stored.items() if "_exps" in name)
         total = active_parameters(config, file.tensors) + experts * (1 - spec.used / spec.count)
         assert total == sum(math.prod(info.shape) for info in file.stored.values())
+
+
+def test_a_table_of_which_a_row_is_looked_up_is_not_read(tmp_path: Path) -> None:
+    with opened("llama-experts", tmp_path) as file:
+        config = read_model(file)
+        sizes = dict.fromkeys(file.tensors, 1)
+        without = {name: size for name, size in sizes.items() if name != tensors.EMBEDDING}
+        assert tensors.OUTPUT in sizes
+        assert active_bytes(config, sizes) == active_bytes(config, without)
 
 
 class TestRefused:

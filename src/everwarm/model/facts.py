@@ -10,7 +10,7 @@ from everwarm.kernels.backend import Backend
 from everwarm.model import tensors
 from everwarm.model.config import read_config
 from everwarm.model.spec import ModelConfig
-from everwarm.weights.cache.place import is_expert, place_of
+from everwarm.weights.cache.place import is_expert, outside_of_passes, place_of
 from everwarm.weights.gguf.file import GGUFFile, TensorInfo
 
 
@@ -31,8 +31,11 @@ def active_parameters(config: ModelConfig, found: Mapping[str, TensorInfo]) -> i
 
 
 def active_bytes(config: ModelConfig, sizes: Mapping[str, int]) -> int:
-    """The same in bytes, given the bytes of each tensor."""
-    return round(sum(size * _share(config, name) for name, size in sizes.items()))
+    """Bytes that are read for a token, given the bytes of each tensor: a table of which one row is looked up is not
+    counted.
+    """
+    looked_up = outside_of_passes(sizes)
+    return round(sum(size * _share(config, name) for name, size in sizes.items() if name not in looked_up))
 
 
 def _share(config: ModelConfig, name: str) -> float:

@@ -12,6 +12,7 @@ from everwarm.errors import ModelError
 from everwarm.model.spec import (
     Activation,
     AttentionSpec,
+    Body,
     ExpertsSpec,
     FeedForwardSpec,
     LayerSpec,
@@ -253,6 +254,13 @@ def read_skipped(keys: Keys) -> int:
     if not 0 <= skipped < keys.positive("block_count"):
         raise ModelError(f"{keys.architecture}.nextn_predict_layers = {skipped:,}: more than there are layers")
     return skipped
+
+
+def leading_dense(keys: Keys, dense: LayerSpec, routed: LayerSpec) -> Body:
+    """A model whose first layers are dense, while the others have experts."""
+    skipped = read_skipped(keys)
+    count, leading = keys.positive("block_count") - skipped, keys.get("leading_dense_block_count", 0)
+    return Body(tuple(dense if number < leading else routed for number in range(count)), skipped_layers=skipped)
 
 
 def refuse_sections(keys: Keys) -> None:

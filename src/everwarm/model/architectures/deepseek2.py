@@ -1,4 +1,4 @@
-"""DeepSeek V2, V3 and R1, GLM 4.7 Flash, Kimi K2 and other models with MLA: keys and values are made of one latent per
+"""DeepSeek V2, V3 and R1, GLM 4.7 Flash and other models with MLA: keys and values are made of one latent per
 token. The first layers are dense, the others have routed experts and shared ones.
 """
 
@@ -9,11 +9,11 @@ from everwarm.errors import ModelError
 from everwarm.model.metadata import (
     Keys,
     check_width,
+    leading_dense,
     read_expert_width,
     read_experts,
     read_feed_forward,
     read_rope,
-    read_skipped,
 )
 from everwarm.model.spec import AttentionSpec, Body, FeedForwardSpec, LatentSpec, LayerSpec, Routing, Temperature
 
@@ -32,9 +32,7 @@ def read(keys: Keys) -> Body:
         shared = width * keys.get("expert_shared_count", 0)
         experts = replace(experts, selection_bias=experts.routing == "sigmoid", shared_width=shared)
         routed = LayerSpec(attention, FeedForwardSpec(width, experts=experts))
-    skipped = read_skipped(keys)
-    count, leading = keys.positive("block_count") - skipped, keys.get("leading_dense_block_count", 0)
-    return Body(tuple(dense if number < leading else routed for number in range(count)), skipped_layers=skipped)
+    return leading_dense(keys, dense, routed)
 
 
 def _attention(keys: Keys) -> AttentionSpec:

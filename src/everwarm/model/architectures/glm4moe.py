@@ -4,11 +4,11 @@ from dataclasses import replace
 
 from everwarm.model.metadata import (
     Keys,
+    leading_dense,
     read_attention,
     read_expert_width,
     read_experts,
     read_feed_forward,
-    read_skipped,
     refuse_sections,
 )
 from everwarm.model.spec import Body, FeedForwardSpec, LayerSpec
@@ -24,6 +24,4 @@ def read(keys: Keys) -> Body:
         width = read_expert_width(keys)
         experts = replace(experts, selection_bias=True, shared_width=width * keys.get("expert_shared_count", 0))
         routed = replace(dense, feed_forward=FeedForwardSpec(width, experts=experts))
-    skipped = read_skipped(keys)
-    count, leading = keys.positive("block_count") - skipped, keys.get("leading_dense_block_count", 0)
-    return Body(tuple(dense if number < leading else routed for number in range(count)), skipped_layers=skipped)
+    return leading_dense(keys, dense, routed)
