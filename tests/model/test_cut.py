@@ -140,3 +140,14 @@ class TestRefused:
     def test_a_scale_of_logits_that_is_zero(self, tmp_path: Path) -> None:
         with opened("granite", tmp_path) as file:
             assert "can't be divided" in refused(file, {}, granite__logit_scale=0.0)
+
+    def test_more_heads_of_mla_than_any_model_has(self, tmp_path: Path) -> None:
+        with opened("deepseek2", tmp_path) as file:
+            said = refused(file, {}, deepseek2__attention__head_count=100_000, deepseek2__attention__kv_lora_rank=32)
+            assert "experts and heads of MLA in 4 layers, at most 131,072" in said
+
+    def test_more_experts_than_any_model_has(self, tmp_path: Path) -> None:
+        with opened("qwen3moe", tmp_path) as file:
+            many = {f"blk.0.extra.{number}": file.stored[tensors.EMBEDDING] for number in range(600)}
+            said = refused(file, many, qwen3moe__expert_count=1024, qwen3moe__block_count=500)
+            assert "512,000 experts and heads of MLA in 500 layers" in said

@@ -5,8 +5,11 @@ from dataclasses import fields
 from everwarm.errors import ModelError
 from everwarm.model.architectures import ARCHITECTURES
 from everwarm.model.metadata import Keys, refuse_variants
-from everwarm.model.spec import ModelConfig
+from everwarm.model.spec import LayerSpec, ModelConfig
 from everwarm.types import Metadata
+
+MOST_PIECES = 1 << 17
+"""Experts and heads of MLA, in all layers. The models with most have about 50,000."""
 
 
 def read_config(
@@ -26,6 +29,12 @@ def read_config(
     if tensors is not None and count > tensors:  # before a list is made that is as long as the metadata say
         raise ModelError(f"block_count is {count:,}, but the file has only {tensors:,} tensors")
     body = architecture(keys)
+    pieces = sum(_pieces(layer) for layer in body.layers)
+    if pieces > MOST_PIECES:  # before they are listed
+        raise ModelError(
+            f"{pieces:,} experts and heads of MLA in {count:,} layers, at most {MOST_PIECES:,} are supported; the file "
+            "is damaged, or hostile"
+        )
     return ModelConfig(
         architecture=keys.architecture,
         name=str(metadata.get("general.name", "unnamed")),
@@ -35,3 +44,9 @@ def read_config(
         norm_epsilon=keys.require("attention.layer_norm_rms_epsilon", 0.0),
         **{field.name: getattr(body, field.name) for field in fields(body)},
     )
+
+
+def _pieces(layer: LayerSpec) -> int:
+    """How many experts and heads have matrices of their own, which are cut out of tensors."""
+    experts, attention = layer.feed_forward.experts, layer.attention
+    return (experts.count if experts else 0) + (attention.heads if attention.latent else 0)
