@@ -35,6 +35,7 @@ from everwarm.generation import Ahead, Drafter, Generation, Message, Point, Requ
 from everwarm.generation.completion import Completion, WeightUse, completed
 from everwarm.generation.generation import LONG_TEXT
 from everwarm.generation.reasoning_gate import ReasoningGate
+from everwarm.kernels.backend import reach
 from everwarm.kv.agent import check_name
 from everwarm.kv.disk.directory import DirectoryStore
 from everwarm.kv.ids import ModelIds
@@ -140,7 +141,7 @@ class LLM:
                 self._check.join()
         tensor_types = {info.type.name for info in self._file.tensors.values()}
         self.model = Transformer(self.config, self.weights, self.backend, tensor_types)
-        self._index = Index(blocks)
+        self._index = Index(blocks, reach=reach(self.config.kv_shape))
         self.settings = settings
         self._agents: AgentStore | None = None
         self._engine: Engine | None = None
@@ -256,6 +257,7 @@ class LLM:
             restore=settings.restore,
             exact=self.backend.exact,
             vocab_size=self.config.vocab_size,
+            message_ends=self.tokenizer.eog_ids,
         )
 
     def conversation(self, agent: str, tenant: str = "") -> list[Message]:

@@ -14,8 +14,15 @@ struct Batch {
   struct Span {
     int first, count, start;
     std::vector<int> blocks;
+    std::vector<int> windows;  // blocks of layers that see only the last tokens; -1: long out of sight, and gone
   };
   std::vector<Span> spans;
+  // Blocks of one pool: where those of all spans are, one after the other.
+  struct Place {
+    const KVPool* pool = nullptr;
+    int reach = 0;  // of windows: so many tokens back, the own one included, are there
+    std::vector<uint8_t*> bases;
+  };
   // Cosine and sine of every row and pair; layers may rotate in different ways.
   struct Rotary {
     bool adjacent;
@@ -24,16 +31,18 @@ struct Batch {
   };
   int rows = 0;
   std::vector<Rotary> rotaries;
-  std::vector<uint8_t*> bases;     // of the blocks of all spans, one after the other
+  Place full, window;
   std::vector<uint8_t*> pointers;  // scratch of a call
   std::vector<SpanRows> layer_spans;
 
-  void add(int start, int count, std::vector<int> blocks) {
+  void add(int start, int count, std::vector<int> blocks, std::vector<int> windows) {
     if (start < 0 || count < 0)
       refuse("span: start " + std::to_string(start) + ", count " + std::to_string(count) + ", neither may be negative");
     if (blocks.size() * BLOCK < size_t(start) + count)
       refuse("span: " + text(blocks.size()) + " blocks can't hold " + text(size_t(start) + count) + " tokens");
-    spans.push_back({rows, count, start, std::move(blocks)});
+    if (!windows.empty() && windows.size() != blocks.size())
+      refuse("span: " + text(windows.size()) + " blocks of windows, expected " + text(blocks.size()));
+    spans.push_back({rows, count, start, std::move(blocks), std::move(windows)});
     rows += count;
   }
   void add_rotary(FloatArray frequencies, double magnitude, bool adjacent, int sharpen_every, double sharpen) {
@@ -55,17 +64,18 @@ struct Batch {
       }
   }
   // Find the blocks in a pool. With the GIL, which guards the pool's tables: operations run without it. Blocks don't move.
-  void place(const KVPool& pool) {
-    bases.clear();
-    for (const Span& span : spans)
-      for (int id : span.blocks) bases.push_back(pool.data(id));
+  void place(const KVPool& pool) { find(pool, 0, full, &Span::blocks); }
+  void place_windows(const KVPool& pool, int reach) {
+    if (reach < 1) refuse("windows: a reach of " + std::to_string(reach) + " tokens, at least 1 is needed");
+    find(pool, reach, window, &Span::windows);
   }
   // Where this layer's part of every block is.
   const std::vector<SpanRows>& at_layer(const KVPool& pool, int layer) {
+    const Place& place = place_of(pool);
     const size_t offset = pool.offset(layer);
     pointers.clear(), layer_spans.clear();
-    pointers.reserve(bases.size());
-    for (uint8_t* base : bases) pointers.push_back(base + offset);
+    pointers.reserve(place.bases.size());
+    for (uint8_t* base : place.bases) pointers.push_back(base ? base + offset : nullptr);
     size_t from = 0;
     for (const Span& span : spans) {
       if (from + span.blocks.size() > pointers.size()) refuse("batch: its blocks have no place yet");
@@ -73,6 +83,24 @@ struct Batch {
       from += span.blocks.size();
     }
     return layer_spans;
+  }
+  // Layers in a pool of windows must not look further back than what is there.
+  void check_window(const KVPool& pool, int tokens) const {
+    const int reach = place_of(pool).reach;
+    if (reach && (tokens < 1 || tokens > reach))
+      refuse("attention: a window of " + std::to_string(tokens) + " tokens, " + std::to_string(reach) + " are kept");
+  }
+
+ private:
+  const Place& place_of(const KVPool& pool) const { return &pool == window.pool ? window : full; }
+  void find(const KVPool& pool, int reach, Place& place, std::vector<int> Span::* which) {
+    place.pool = &pool, place.reach = reach, place.bases.clear();
+    for (const Span& span : spans) {
+      const std::vector<int>& ids = span.*which;
+      if (ids.size() != span.blocks.size()) refuse("batch: a span without blocks in this pool");
+      const int first = reach && span.start + 1 > reach ? (span.start + 1 - reach) / BLOCK : 0;  // that a row sees
+      for (size_t i = 0; i < ids.size(); i++) place.bases.push_back(int(i) < first && ids[i] < 0 ? nullptr : pool.data(ids[i]));
+    }
   }
 };
 

@@ -199,8 +199,10 @@ NB_MODULE(_native, m) {
 
   nb::class_<Batch>(m, "Batch")
       .def(nb::init<>())
-      .def("add", &Batch::add, "start"_a, "count"_a, "blocks"_a)
+      .def("add", &Batch::add, "start"_a, "count"_a, "blocks"_a, "windows"_a = std::vector<int>{})
       .def("place", &Batch::place, "pool"_a, "Find the blocks of all spans; they must be there until the batch has been computed.")
+      .def("place_windows", &Batch::place_windows, "pool"_a, "reach"_a,
+           "The same for layers that see at most `reach` tokens back: older blocks may be gone (-1).")
       .def("add_rotary", &Batch::add_rotary, "frequencies"_a.noconvert(), "magnitude"_a, "adjacent"_a, "sharpen_every"_a = 0,
            "sharpen"_a = 0.0, "Compute the rotary tables of all rows, for one way to rotate.")
       .def_ro("rows", &Batch::rows);

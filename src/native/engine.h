@@ -415,6 +415,7 @@ struct Engine {
     if (q.width() % s.key_dim || heads % s.kv_heads || q.rows() != batch.rows || out.width() != heads * s.value_dim)
       refuse("attention: queries must be (" + std::to_string(batch.rows) + ", multiple of " + std::to_string(s.kv_heads * s.key_dim) + ")");
     if (&out == &q) refuse("attention: queries and output are the same rows");
+    batch.check_window(kv, window);
     const auto& spans = batch.at_layer(kv, layer);
     out.resize(q.rows());
     const float* sink = sinks ? vector(*sinks, heads, "sinks") : nullptr;

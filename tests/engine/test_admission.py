@@ -14,8 +14,10 @@ from everwarm.waiting import Cancellation
 class Index:
     """As much of an index as a budget reads."""
 
-    block_tokens: int = 16
-    most_blocks: int | None = 10
+    most_bytes: int | None = 10
+
+    def bytes_for(self, tokens: int) -> int:
+        return -(-tokens // 16) + 1
 
 
 def admission(index: Index, most_running: int = 64) -> Admission:
@@ -24,13 +26,13 @@ def admission(index: Index, most_running: int = 64) -> Admission:
 
 def test_a_request_asks_for_its_prompt_and_a_little_more() -> None:
     with admission(Index()).room(33, 0, Cancellation()) as room:
-        assert room.blocks == 4
+        assert room.size_bytes == 4
 
 
 def test_what_can_never_fit_is_refused() -> None:
-    with pytest.raises(CapacityError, match="11 blocks of KV are needed, the budget holds 10"):
+    with pytest.raises(CapacityError, match="11 bytes of KV are needed for 160 tokens, the budget holds 10"):
         admission(Index()).room(160, 0, Cancellation()).__enter__()
-    with admission(Index(most_blocks=None)).room(160_000, 0, Cancellation()):
+    with admission(Index(most_bytes=None)).room(160_000, 0, Cancellation()):
         pass  # without a budget everything fits
 
 

@@ -4,15 +4,19 @@ from collections import Counter
 from collections.abc import Sequence
 
 from everwarm.kv.eviction import worth
+from everwarm.kv.index.pool import GONE
 from everwarm.kv.index.tree import Node
 from everwarm.kv.store import AgentStore
 from everwarm.kv.turn import Turn
+from everwarm.kv.warm.blockstore import ObjectId
 from kv import fake
 
 
 def audit(store: AgentStore, turns: Sequence[Turn] = ()) -> None:
     """Raises AssertionError. Nobody else uses the store meanwhile; `turns` are those that are open."""
-    nodes = [node for node in store.index.tree.nodes.values() if node.parent is not None]
+    main = [node for node in store.index.tree.nodes.values() if node.parent is not None]
+    nodes = [*main, *(beside for node in main for beside in node.beside.values())]
+    assert len(store.index.tree) == len(store.index.tree.nodes) + len(nodes) - len(main)
     _audit_tree(store, nodes, turns)
     _audit_agents(store, nodes, turns)
     _audit_memory(store, nodes, turns)
@@ -26,9 +30,13 @@ def _audit_tree(store: AgentStore, nodes: list[Node], turns: Sequence[Turn]) -> 
         assert node.parent is not None
         assert node.claims == claims[id(node)], f"{node.claims} claims, {claims[id(node)]} by open turns"
         assert store.index.tree.nodes[node.parent.key] is node.parent
-        assert sum(child is node for child in node.parent.children) == 1
+        if node.main is None:
+            assert sum(child is node for child in node.parent.children) == 1
+        else:
+            assert store.index.tree.nodes[node.key] is node.main
+            assert node.main.beside[node.kind] is node
         assert node.children == sorted(node.children, key=lambda child: child.tokens)
-        assert node.available or node.owned or node.children or node.claims or node.writing, "nothing speaks for it"
+        assert node.spoken_for, "nothing speaks for it"
     assert sum(node.writing for node in nodes) <= store.writer._pending
 
 
@@ -39,8 +47,9 @@ def _audit_agents(store: AgentStore, nodes: list[Node], turns: Sequence[Turn]) -
         ("anonymous", [agent for agent in agents if agent.anonymous]),
         ("pinned", [agent for agent in agents if agent.pinned]),
     ):
-        counted = Counter(node.key for agent in owners for node in agent.chain())
-        assert {node.key: getattr(node, what) for node in nodes if getattr(node, what)} == dict(counted), what
+        counted = Counter((node.key, node.kind) for agent in owners for node in agent.owned())
+        said = {(node.key, node.kind): getattr(node, what) for node in nodes if getattr(node, what)}
+        assert said == dict(counted), what
     talking = Counter(id(turn.agent) for turn in turns if turn.agent is not None)
     for agent in agents:
         assert agent.waiting == talking[id(agent)], f"{agent.name}: {agent.waiting} turns"
@@ -52,28 +61,32 @@ def _audit_agents(store: AgentStore, nodes: list[Node], turns: Sequence[Turn]) -
 
 
 def _audit_memory(store: AgentStore, nodes: list[Node], turns: Sequence[Turn]) -> None:
-    pool = store.index.pool
-    owners = Counter(node.block for node in nodes if node.block is not None)
-    assert max(owners.values(), default=1) == 1, "two nodes with one block"
-    hot = len(owners)
-    owners.update(node.block for node in nodes if node.writing)
-    owners.update(block for turn in turns for block in turn.kv.blocks)
-    assert dict(owners) == pool._owners, "blocks whose owners are counted wrongly"
-    assert pool.memory.in_use == pool.in_use
-    assert pool.most_blocks is None or pool.in_use <= pool.most_blocks
-    assert len(store.index.hot) == hot
-    assert all(node in store.index.hot for node in nodes if node.block is not None)
+    index, hot = store.index, 0
+    for kind, pool in index.pools.items():
+        of_kind = [node for node in nodes if node.kind == kind]
+        owners = Counter(node.block for node in of_kind if node.block is not None)
+        assert max(owners.values(), default=1) == 1, "two nodes with one block"
+        hot += len(owners)
+        owners.update(node.block for node in of_kind if node.writing)
+        for turn in turns:
+            owners.update(turn.kv.blocks if kind == "full" else [block for block in turn.kv.windows if block != GONE])
+        assert dict(owners) == pool._owners, "blocks whose owners are counted wrongly"
+        assert pool.memory.in_use == pool.in_use
+    assert index.bytes_in_use == sum(pool.in_use * pool.block_bytes for pool in index.pools.values())
+    assert index.most_bytes is None or index.bytes_in_use <= index.most_bytes
+    assert len(index.hot) == hot
+    assert all(node in index.hot for node in nodes if node.block is not None)
 
 
 def _audit_disk(store: AgentStore, nodes: list[Node]) -> None:
     directory, warm = fake.directory(store), fake.warm(store)
-    blocks = {path.stem: path.stat().st_size for path in directory.glob("blocks/*.safetensors") if path.name[0] != "."}
+    blocks = {path.name: path.stat().st_size for path in directory.glob("blocks/*.safetensors") if path.name[0] != "."}
     manifests = [path for path in directory.glob("manifests/*.safetensors") if path.name[0] != "."]
-    known = {node.key for node in nodes if node.on_disk}
+    known = {ObjectId(node.key, node.kind) for node in nodes if node.on_disk}
     others = warm.garbage | warm.doomed
     assert not known & others, "a block that is in use would be deleted"
     assert not warm.garbage & warm.doomed
-    counted = {key.hex() for key in known | others}
+    counted = {found.blob("").name for found in known | others}
     assert counted == set(blocks), f"{len(counted - blocks.keys())} missing, {len(blocks.keys() - counted)} unknown"
     # A doomed manifest may be gone already, though not for sure: it counts until that is sure.
     doomed = warm.manifests.doomed.items()

@@ -11,7 +11,7 @@ from everwarm.kv.manifest import decode
 from everwarm.kv.store import AgentStore
 from kv import fake
 from kv.audit import audit
-from kv.fake import CAPACITY
+from kv.fake import BLOCK_TOKENS, CAPACITY, REACH
 from kv.promises import Promises, found_in
 from kv.simulated_disk import Operation, SimulatedDisk, Tree, UnsyncedFiles, build
 
@@ -49,17 +49,29 @@ class Moment:
 
     def check_blocks(self, tree: Tree, damaged: set[str], *, deleted: bool) -> None:
         """A manifest on disk names blocks that are on disk; if some may be `deleted`, other than those at least."""
-        excused = {path.stem for path in self.gone} | damaged if deleted else damaged
+        excused = {key_of(path) for path in self.gone} | damaged if deleted else damaged
         for path, data in tree.items():
             if path.parent.name != "manifests" or path.suffix != ".safetensors" or data is None:
                 continue
             try:
-                keys = decode(data).blocks
+                manifest = decode(data)
             except StoreError as error:
                 raise AssertionError(f"{path}: {error}") from None
-            for key in keys:
-                block = path.parents[1] / "blocks" / f"{key.hex()}.safetensors"
-                assert block in tree or block.stem in excused, f"{path.name} names a block that is not there"
+            blocks = path.parents[1] / "blocks"
+            seen = {
+                number
+                for position in manifest.positions
+                for number in range(max(0, position + 1 - REACH) // BLOCK_TOKENS, -(-position // BLOCK_TOKENS))
+            }
+            needed = [blocks / f"{key.hex()}.safetensors" for key in manifest.blocks]
+            needed += [blocks / f"{manifest.blocks[number].hex()}.window.safetensors" for number in seen]
+            for block in needed:
+                assert block in tree or key_of(block) in excused, f"{path.name} names {block.name}, which is not there"
+
+
+def key_of(path: Path) -> str:
+    """The key that the file of a block, or of what lies beside it, is named after."""
+    return path.name.split(".")[0]
 
 
 @dataclass

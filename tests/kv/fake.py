@@ -1,7 +1,8 @@
 """A store without a model: "computing" a token writes bytes that depend on all tokens before it: any mix-up shows."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,33 @@ from everwarm.kv.warm.blockstore import BlockStore, ObjectId
 from everwarm.kv.warm.tier import WarmTier
 from everwarm.types import Run
 
+has_windows = False
+"""Whether models have layers with a window: then everything has to hold as well. `windows` changes it."""
+
 BLOCK_TOKENS = 8
 TOKEN_BYTES = 64
+WINDOW_BYTES = 32  # of a token, in layers with a window
+REACH = 21
+MESSAGE_END = 2
 CAPACITY = 4096
 
 
+@contextmanager
+def windows(there: bool) -> Iterator[None]:
+    """Models that are made meanwhile have layers with a window, or none."""
+    global has_windows
+    before, has_windows = has_windows, there
+    try:
+        yield
+    finally:
+        has_windows = before
+
+
 def model_ids(weights: str = "w" * 64, numerics: str = "n" * 64, kv_type: str = "f16") -> ModelIds:
-    group = Group("full", 1, 16, 16, kv_type, BLOCK_TOKENS * TOKEN_BYTES)
-    return ModelIds(weights, numerics, Layout(BLOCK_TOKENS, (group,)), "fake", kv_type)
+    groups = [Group("full", 1, 16, 16, kv_type, BLOCK_TOKENS * TOKEN_BYTES)]
+    if has_windows:
+        groups.append(Group("window", 1, 8, 8, kv_type, BLOCK_TOKENS * WINDOW_BYTES, REACH))
+    return ModelIds(weights, numerics, Layout(BLOCK_TOKENS, tuple(groups)), "fake", kv_type)
 
 
 def open_store(
@@ -41,12 +61,15 @@ def open_store(
     **options: Any,
 ) -> AgentStore:
     """A store in a directory, or in any other `BlockStore`; None keeps it in memory."""
-    memory = HeapBlocks(BLOCK_TOKENS, BLOCK_TOKENS * TOKEN_BYTES)
-    budget = None if budget_blocks is None else budget_blocks * memory.block_bytes
-    settings: dict[str, Any] = {"quota": 1 << 30, "restore": "always"}
-    index = Index(memory, budget, node_bytes=0)  # these blocks are smaller than what is needed to find them
+    ids = ids or model_ids()
+    layout = ids.layout
+    memories = {kind: HeapBlocks(BLOCK_TOKENS, layout.block_bytes(kind)) for kind in layout.kinds}
+    budget = None if budget_blocks is None else budget_blocks * sum(map(layout.block_bytes, layout.kinds))
+    settings: dict[str, Any] = {"quota": 1 << 30, "restore": "always", "message_ends": frozenset({MESSAGE_END})}
+    # These blocks are smaller than what is needed to find them.
+    index = Index(memories, budget, reach=layout.reach, node_bytes=0)
     place = DirectoryStore(root, files) if isinstance(root, Path) else root
-    return AgentStore(index, ids or model_ids(), place, **(settings | options))
+    return AgentStore(index, ids, place, **(settings | options))
 
 
 def warm(store: AgentStore) -> WarmTier:
@@ -102,18 +125,37 @@ def compute(turn: Turn, tokens: Sequence[int], chunk: int = 20) -> None:
         end = min(turn.kv.length + chunk, len(tokens))
         turn.kv.reserve(end)
         for at in range(turn.kv.length, end):
-            block = turn._index.pool.read(turn.kv.blocks[at // BLOCK_TOKENS]).reshape(BLOCK_TOKENS, TOKEN_BYTES)
-            block[at % BLOCK_TOKENS] = expected[at]
+            _row(turn, at)[:] = expected[at]
+            if turn._index.windows is not None:
+                _window_row(turn, at)[:] = expected[at][:WINDOW_BYTES]
         turn.kv.length = end
         turn.seal_full()
+
+
+def _row(turn: Turn, at: int) -> np.ndarray:
+    block = turn._index.pool.read(turn.kv.blocks[at // BLOCK_TOKENS])
+    row: np.ndarray = block.reshape(BLOCK_TOKENS, TOKEN_BYTES)[at % BLOCK_TOKENS]
+    return row
+
+
+def _window_row(turn: Turn, at: int) -> np.ndarray:
+    windows = turn._index.windows
+    assert windows is not None
+    block = windows.pool.read(turn.kv.windows[at // BLOCK_TOKENS])
+    row: np.ndarray = block.reshape(BLOCK_TOKENS, WINDOW_BYTES)[at % BLOCK_TOKENS]
+    return row
 
 
 def check(turn: Turn, tokens: Sequence[int]) -> None:
     """What the turn holds is what computing would have given."""
     expected = kv_bytes(tokens[: turn.kv.length])
+    seen = 0 if turn._index.windows is None else max(0, turn.kv.length + 1 - REACH)
     for at in range(turn.kv.length):
-        block = turn._index.pool.read(turn.kv.blocks[at // BLOCK_TOKENS]).reshape(BLOCK_TOKENS, TOKEN_BYTES)
-        assert (block[at % BLOCK_TOKENS] == expected[at]).all(), f"token {at}: KV of another history"
+        assert (_row(turn, at) == expected[at]).all(), f"token {at}: KV of another history"
+        if turn._index.windows is not None and at >= seen:
+            assert (_window_row(turn, at) == expected[at][:WINDOW_BYTES]).all(), (
+                f"token {at}: window of another history"
+            )
 
 
 def talk(

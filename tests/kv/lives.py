@@ -22,7 +22,7 @@ from everwarm.kv.turn import Turn
 from everwarm.kv.warm.shared import unshare
 from kv import fake
 from kv.audit import audit
-from kv.crash import ROOT, Lookout, Moment, check_kv
+from kv.crash import ROOT, Lookout, Moment, check_kv, key_of
 from kv.fake import BLOCK_TOKENS, TOKEN_BYTES
 from kv.hostile import FailingReads, HostileFiles
 from kv.promises import ABSENT, Acknowledged, Begun, Settled, State, Who, found_in
@@ -144,7 +144,7 @@ class Lives:
         root = self.base / ROOT
         store = DirectoryStore(root, self.files)
         gc.carry_out(store, gc.plan(store, before=0.0, quota=1 << 40))
-        damaged = {Path(finding.path).stem for finding in verify.repair(store).damaged}
+        damaged = {key_of(Path(finding.path)) for finding in verify.repair(store).damaged}
         assert damaged <= self.damaged, "verify finds damage that nobody has done"
 
     def crash(self, back: int, *, power: bool, seed: int) -> None:

@@ -10,7 +10,6 @@ import faulthandler
 import random
 import sys
 import threading
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +25,7 @@ from everwarm.kv.index.pool import HeapBlocks
 from everwarm.kv.store import AgentStore
 from everwarm.types import Run
 from kv import fake
+from kv.audit import audit
 from kv.fake import BLOCK_TOKENS, CAPACITY, TOKEN_BYTES, check, compute, model_ids
 
 FILE_BYTES = 4096 + BLOCK_TOKENS * TOKEN_BYTES
@@ -149,34 +149,8 @@ def act(store: Watched, name: str, other: str, deed: str, draw: random.Random) -
 def check_store(store: Watched) -> None:
     """Everything that is counted, counted again. Nobody has a turn."""
     store.flush()
-    nodes = [node for node in store.index.tree.nodes.values() if node.parent is not None]
-    for node in nodes:
-        assert (node.claims, node.writing) == (0, False)
-        assert node.parent is not None
-        assert store.index.tree.nodes[node.parent.key] is node.parent
-        assert sum(child is node for child in node.parent.children) == 1
-        assert node.children == sorted(node.children, key=lambda child: child.tokens)
-        assert node.available or node.owned or node.children, "nothing speaks for it"
-    for what, counted in (
-        ("named", [agent for agent in store.agents.by_name.values() if not agent.anonymous]),
-        ("anonymous", [agent for agent in store.agents.by_name.values() if agent.anonymous]),
-        ("pinned", [agent for agent in store.agents.by_name.values() if agent.pinned]),
-    ):
-        owners = Counter(node.key for agent in counted for node in agent.chain())
-        assert {node.key: getattr(node, what) for node in nodes if getattr(node, what)} == dict(owners)
-    hot = [node for node in nodes if node.block is not None]
-    assert all(store.index.pool.owners(node.block) == 1 for node in hot if node.block is not None)
-    assert store.index.pool.in_use == len({node.block for node in hot}) == len(hot) == len(store.index.hot)
-    assert store.index.pool.memory.in_use == store.index.pool.in_use
-    assert store.index.pool.most_blocks is not None
-    assert store.index.pool.in_use <= store.index.pool.most_blocks
-    blocks = {path.stem: path.stat().st_size for path in (fake.directory(store) / "blocks").iterdir()}
+    audit(store)
     manifests = {path.name: path.stat().st_size for path in (fake.directory(store) / "manifests").iterdir()}
-    known = {node.key for node in nodes if node.on_disk}
-    assert not known & store.warm.garbage
-    assert {key.hex() for key in known | store.warm.garbage} == set(blocks)
-    assert store.warm.bytes == sum(blocks.values()) + sum(manifests.values())
-    assert len(store.index.warm) == len(known)
     assert store.warm.bytes + store.shared.other_bytes <= store.shared.quota
     assert sum(store.warm.manifests.size(who) for who in store.agents.by_name) == sum(manifests.values())
     gone = set(store.expected) - {name for _, name in store.agents.by_name}

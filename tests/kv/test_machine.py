@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from kv import soak
+from kv import fake, soak
 from kv.hostile import repeatable
 from kv.lives import Setting
 from kv.simulated_disk import memory_directory
@@ -41,10 +41,11 @@ a_turn_can_begin = precondition(lambda self: len(self.world.turns) < MOST_TURNS)
 class Machine(RuleBasedStateMachine):
     """One deed after the other; everything is compared after each."""
 
-    @initialize(setting=SETTINGS, seed=st.integers(0, 99))
-    def begin_world(self, setting: Setting, seed: int) -> None:
+    @initialize(setting=SETTINGS, seed=st.integers(0, 99), windows=st.booleans())
+    def begin_world(self, setting: Setting, seed: int, windows: bool) -> None:
         self.seed = seed
         self.ends = ExitStack()
+        self.ends.enter_context(fake.windows(windows))
         reads = self.ends.enter_context(repeatable(seed))
         directory = self.ends.enter_context(memory_directory())
         self.world = World(directory, setting, reads)

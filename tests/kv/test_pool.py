@@ -1,7 +1,6 @@
 """Blocks in memory: owners, copies before writing, the budget, and memory that goes back."""
 
 import random
-import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -35,7 +34,7 @@ class Reclaim:
     """A `Reclaimer` that does as the test says."""
 
     def __init__(self) -> None:
-        self.reclaim: Callable[[int], None] = lambda blocks: None
+        self.reclaim: Callable[[int], None] = lambda size: None
         self.wait: Callable[[], bool] = lambda: False
 
 
@@ -47,7 +46,7 @@ def test_a_block_goes_when_its_last_owner_does(memory: BlockMemory) -> None:
     pool = BlockPool(memory)
     block = pool.allocate()
     assert pool.hold(block) == block
-    assert (pool.owners(block), pool.in_use, pool.bytes_in_use) == (2, 1, memory.block_bytes)
+    assert (pool.owners(block), pool.in_use, pool.ledger.used) == (2, 1, memory.block_bytes)
     pool.drop([block])
     assert (pool.owners(block), memory.in_use) == (1, 1)
     pool.drop([block])
@@ -118,15 +117,15 @@ def test_a_sequence_is_never_longer_than_its_capacity(memory: BlockMemory) -> No
 
 
 def test_over_budget_all_blocks_are_given_or_none(memory: BlockMemory) -> None:
-    reclaimer = Reclaim()
+    reclaimer, size = Reclaim(), memory.block_bytes
     pool = pool_of(memory, 5, reclaimer)
     asked: list[int] = []
     reclaimer.reclaim = asked.append
     kept = pool.allocate_many(3)
-    with pytest.raises(CapacityError, match=re.escape("hold 5 blocks") + ".*3 are in use and 4 more.*--kv-budget"):
+    with pytest.raises(CapacityError, match=f"{5 * size:,} bytes {3 * size:,} are in use, and 4 more.*--kv-budget"):
         pool.allocate_many(4)
-    assert (set(asked), pool.in_use, memory.in_use) == ({2}, 3, 3)
-    reclaimer.reclaim = lambda count: pool.drop(kept[:count])
+    assert (set(asked), pool.in_use, memory.in_use) == ({2 * size}, 3, 3)
+    reclaimer.reclaim = lambda wanted: pool.drop(kept[: wanted // size])
     assert len(pool.allocate_many(4)) == 4
     assert pool.in_use == 5
 

@@ -1,6 +1,6 @@
 """Who goes first, and that finding it costs the same whatever the number of blocks."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -37,8 +37,8 @@ def node(**fields: int) -> Node:
     return Node(Key(b""), None, **fields)  # type: ignore[arg-type]
 
 
-def never(node: Node) -> bool:
-    return False
+def one(node: Node) -> int:
+    return 1
 
 
 def test_the_longest_unused_of_a_rank_goes_first() -> None:
@@ -46,23 +46,32 @@ def test_the_longest_unused_of_a_rank_goes_first() -> None:
     nodes = [node() for _ in range(5)]
     recency.use(nodes)
     recency.use([nodes[0]])
-    assert recency.oldest(0, 3, never) == nodes[1:4]
+    assert recency.oldest(0, 3, one) == nodes[1:4]
     recency.discard(nodes[1])
-    assert recency.oldest(0, 2, never) == nodes[2:4]
+    assert recency.oldest(0, 2, one) == nodes[2:4]
     assert (len(recency), nodes[1] in recency, nodes[2] in recency) == (4, False, True)
+
+
+def test_as_much_goes_as_is_wanted_and_no_more() -> None:
+    recency = Ranked()
+    nodes = [node() for _ in range(9)]
+    recency.use(nodes)
+    weight = {id(each): number for number, each in enumerate(nodes)}
+    assert recency.oldest(0, 4, lambda each: weight[id(each)]) == nodes[1:4]  # 1 + 2 + 3; the first weighs nothing
+    assert recency.oldest(0, 1000, lambda each: weight[id(each)], 3) == nodes[1:4]
 
 
 def test_a_node_is_in_the_queue_of_its_rank() -> None:
     recency = Ranked()
     nobody, named, pinned = node(), node(named=1), node(named=1, pinned=1)
     recency.use([pinned, named, nobody])
-    assert [recency.oldest(rank, 9, never) for rank in range(3)] == [[nobody], [named], [pinned]]
+    assert [recency.oldest(rank, 9, one) for rank in range(3)] == [[nobody], [named], [pinned]]
     named.named = 0
     recency.changed(named)
-    assert recency.oldest(0, 9, never) == [named, nobody]  # nobody owns it any more: the first to go
+    assert recency.oldest(0, 9, one) == [named, nobody]  # nobody owns it any more: the first to go
     pinned.pinned = 0
     recency.changed(pinned)
-    assert recency.oldest(1, 9, never) == [pinned]
+    assert recency.oldest(1, 9, one) == [pinned]
     recency.changed(node())  # not known: nothing happens
     assert len(recency) == 3
 
@@ -73,14 +82,14 @@ def test_a_busy_node_is_looked_at_once() -> None:
     recency.use(nodes)
     looked = []
 
-    def busy(one: Node) -> bool:
+    def unless_busy(one: Node) -> int:
         looked.append(one)
-        return one in nodes[:50]
+        return 0 if one in nodes[:50] else 1
 
-    assert recency.oldest(0, 1, busy) == [nodes[50]]
+    assert recency.oldest(0, 1, unless_busy) == [nodes[50]]
     assert len(looked) == 51
     looked.clear()
-    assert recency.oldest(0, 1, busy) == [nodes[50]]
+    assert recency.oldest(0, 1, unless_busy) == [nodes[50]]
     assert len(looked) == 1
 
 
@@ -116,9 +125,9 @@ def test_a_quota_that_is_full_is_not_searched(tmp_path: Path) -> None:
     looked = 0
     oldest = store.index.warm.oldest
 
-    def counted(rank: int, count: int, busy: object) -> list[Node]:
+    def counted(rank: int, wanted: int, weigh: Callable[[Node], int], most: int) -> list[Node]:
         nonlocal looked
-        found = oldest(rank, count, lambda node: busy(node))  # type: ignore[operator]
+        found = oldest(rank, wanted, weigh, most)
         looked += len(found)
         return found
 

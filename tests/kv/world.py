@@ -17,7 +17,7 @@ from everwarm.kv.tools.import_ import import_agent
 from everwarm.kv.turn import Turn
 from everwarm.types import Run
 from kv import fake
-from kv.crash import ROOT
+from kv.crash import ROOT, key_of
 from kv.fake import BLOCK_TOKENS, CAPACITY
 from kv.hostile import FailingReads, SteppedWriter
 from kv.lives import EXPORTS, Lives, OpenTurn, Setting
@@ -254,7 +254,7 @@ class World(Lives):
             data[which % len(data)] ^= 1
             path.write_bytes(data)
             self.files.mark(Operation("damage", path.relative_to(self.base), data=bytes(data)))
-            self.damaged.add(path.stem)
+            self.damaged.add(key_of(path))
 
     def look(self) -> None:
         """Another process reads beside this one."""

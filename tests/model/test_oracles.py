@@ -198,7 +198,8 @@ def talk(case: Opened, home: Path, seen: list[np.ndarray]) -> Iterator[Talk]:  #
 
 def test_a_cache_changes_no_bit(talk: Talk) -> None:
     """Each turn is compared with one that looks nothing up and keeps nothing."""
-    talk.turn("alice", {"tokens": words(1, 150)})
+    end = next(iter(talk.llm.tokenizer.eog_ids), 0)
+    talk.turn("alice", {"tokens": [*words(1, 99), end, *words(6, 50)]})  # two messages
     known = talk.history("alice")
     assert talk.turn("alice", {"tokens": known + words(2, 20)}).tier == "hot"
     talk.llm.agents.evict("alice")
@@ -207,7 +208,10 @@ def test_a_cache_changes_no_bit(talk: Talk) -> None:
     assert talk.turn("alice", {"tokens": talk.history("alice") + words(4, 20)}).tier == "warm"
     talk.llm.agents.fork("alice", "copy")
     middle = [*talk.history("copy")[:113], *words(5, 30)]
-    assert talk.turn("copy", {"tokens": middle}).cached_tokens > 0
+    forked = talk.turn("copy", {"tokens": middle})
+    assert forked.known_tokens == 113
+    windows = talk.llm.agents.index.windows is not None  # these are kept at the end of a message
+    assert 100 <= forked.cached_tokens <= 113 if windows else forked.cached_tokens == 113
 
 
 def test_a_weight_budget_of_a_quarter_changes_no_bit(case: Opened, home: Path) -> None:

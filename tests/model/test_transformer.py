@@ -6,9 +6,10 @@ import gguf
 import numpy as np
 import pytest
 
-from everwarm.kernels.backend import Backend
+from everwarm.kernels.backend import Backend, reach
 from everwarm.kernels.reference import ReferenceBackend
-from everwarm.kv.index.pool import BlockPool, SequenceKV
+from everwarm.kv.index.index import Index
+from everwarm.kv.index.pool import SequenceKV
 from everwarm.model import tensors
 from everwarm.model.config import read_config
 from everwarm.model.transformer import Span, Transformer
@@ -34,9 +35,9 @@ def opened(path: Path, backend: Backend | None = None, context: int | None = Non
 
 def new_kv(model: Transformer) -> SequenceKV:
     """An empty cache in the model's own pool, which is made at the first call."""
-    if not hasattr(model, "test_pool"):
-        model.test_pool = BlockPool(model.backend.block_memory(model.kv_shape))
-    return SequenceKV(model.test_pool, model.config.context)
+    if not hasattr(model, "test_index"):
+        model.test_index = Index(model.backend.block_memory(model.kv_shape), reach=reach(model.kv_shape))
+    return model.test_index.sequence(model.config.context)
 
 
 def logits(model: Transformer, tokens: list[int]) -> np.ndarray:

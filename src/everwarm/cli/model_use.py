@@ -14,7 +14,8 @@ def model_use(file: Any, context: int | None) -> dict[str, Any]:
     copy of the model that is in the page cache anyway.
     """
     from everwarm import kernels
-    from everwarm.model.facts import active_parameters, kv_bytes_per_token, read_model
+    from everwarm.kernels.backend import reach
+    from everwarm.model.facts import KVSize, active_parameters, kv_size, read_model
     from everwarm.weights.memory import available_bytes
     from everwarm.weights.pack.source import FileSource
 
@@ -24,10 +25,10 @@ def model_use(file: Any, context: int | None) -> dict[str, Any]:
         return {"supported": False, "why_not": str(error)}
     tokens = min(context or config.context, config.context)
     backends = {kind: kernels.make(kernels.choose("native", "portable"), 1, 1, kind) for kind in KV_TYPES}
-    kv: dict[str, float] = {}
+    kv: dict[str, KVSize] = {}
     for kind, backend in backends.items():
         try:
-            kv[kind] = kv_bytes_per_token(config, backend)
+            kv[kind] = kv_size(config, backend)
         except EverwarmError:
             continue  # heads of a size that this type can't hold
     if not kv:
@@ -41,9 +42,13 @@ def model_use(file: Any, context: int | None) -> dict[str, Any]:
         "context": config.context,
         "skipped_layers": config.skipped_layers,
         "weight_bytes": weights,
-        "kv_bytes_per_token": kv,
-        "memory": {"tokens": tokens, **{kind: weights + round(tokens * size) for kind, size in kv.items()}},
-        "fits": {"available_bytes": available, **{kind: int(room / size) for kind, size in kv.items()}},
+        "kv_bytes_per_token": {kind: size.per_token for kind, size in kv.items()},
+        "window": {
+            "tokens": reach(config.kv_shape),
+            **{kind: size.window_per_token for kind, size in kv.items() if size.reach},
+        },
+        "memory": {"tokens": tokens, **{kind: weights + round(size.at(tokens)) for kind, size in kv.items()}},
+        "fits": {"available_bytes": available, **{kind: size.fit_into(room) for kind, size in kv.items()}},
         **_talk(file),
     }
 
@@ -77,6 +82,9 @@ def told_use(use: dict[str, Any]) -> Iterator[str]:
         yield f"{use['skipped_layers']} layers for drafts of further tokens (MTP) are in the file and are not used"
     each = ", ".join(f"{kind} {size:,.0f} bytes" for kind, size in use["kv_bytes_per_token"].items())
     yield f"KV per token: {each}"
+    if window := use["window"]["tokens"]:
+        each = ", ".join(f"{kind} {use['window'][kind]:,.0f} bytes" for kind in use["kv_bytes_per_token"])
+        yield f"and for each of the last {window:,} tokens, in layers with a window: {each}"
     memory = ", ".join(f"{human_bytes(use['memory'][kind])} ({kind})" for kind in use["kv_bytes_per_token"])
     yield f"memory for {use['memory']['tokens']:,} tokens, weights included: {memory}"
     room = ", ".join(f"{use['fits'][kind]:,} ({kind})" for kind in use["kv_bytes_per_token"])

@@ -20,7 +20,7 @@ class Room:
     admission: "Admission"
     priority: int
     cancelled: Cancellation
-    blocks: int = 0
+    size_bytes: int = 0
 
     def enter(self, tokens: int) -> None:
         """Wait until so many tokens, and a little more, fit beside those that run. Raises CapacityError if there can
@@ -28,9 +28,9 @@ class Room:
         """
         self.admission.enter(self, tokens)
 
-    def grow(self, blocks: int) -> None:
+    def grow(self, size_bytes: int) -> None:
         """It has become more than was asked for: nobody new comes in for it."""
-        self.blocks = max(self.blocks, blocks)
+        self.size_bytes = max(self.size_bytes, size_bytes)
 
     def leave(self) -> None:
         """Give it up; once is enough."""
@@ -63,7 +63,7 @@ class Admission:
             room.leave()
 
     def enter(self, room: Room, tokens: int) -> None:
-        room.blocks = self._budget.blocks(tokens)
+        room.size_bytes = self._budget.bytes_for(tokens)
         if not self._line.enter(room, room.priority, room.cancelled):
             raise CancelledError("cancelled while waiting for memory")
 

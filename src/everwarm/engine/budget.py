@@ -7,29 +7,32 @@ from everwarm.errors import CapacityError
 from everwarm.kv.index.index import Index
 
 
-class HasBlocks(Protocol):
-    """Something that takes up blocks."""
+class TakesMemory(Protocol):
+    """Something that takes up memory for blocks."""
 
-    blocks: int
+    size_bytes: int
 
 
 class Budget:
-    """The blocks that fit into memory, and how many sequences are computed at once."""
+    """The bytes of blocks that fit into memory, and how many sequences are computed at once."""
 
     def __init__(self, index: Index, most_running: int) -> None:
         self._index = index
         self._most_running = most_running
 
-    def blocks(self, tokens: int) -> int:
-        """Blocks for so many tokens and a little more. Raises CapacityError if there can never be enough."""
-        needed, most = -(-tokens // self._index.block_tokens) + 1, self._index.most_blocks
+    def bytes_for(self, tokens: int) -> int:
+        """What so many tokens and a little more take. Raises CapacityError if there can never be enough."""
+        needed, most = self._index.bytes_for(tokens), self._index.most_bytes
         if most is not None and needed > most:
-            raise CapacityError(f"{needed} blocks of KV are needed, the budget holds {most}: give a larger --kv-budget")
+            raise CapacityError(
+                f"{needed:,} bytes of KV are needed for {tokens:,} tokens, the budget holds {most:,}: give a larger "
+                "--kv-budget"
+            )
         return needed
 
-    def fits(self, inside: Sequence[HasBlocks], new: HasBlocks) -> bool:
+    def fits(self, inside: Sequence[TakesMemory], new: TakesMemory) -> bool:
         """Whether another one fits beside those that are inside. One alone always does."""
         if len(inside) >= self._most_running:
             return False
-        most = self._index.most_blocks
-        return most is None or not inside or sum(one.blocks for one in inside) + new.blocks <= most
+        most = self._index.most_bytes
+        return most is None or not inside or sum(one.size_bytes for one in inside) + new.size_bytes <= most

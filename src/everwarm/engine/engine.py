@@ -133,7 +133,7 @@ class Engine:
             while part in batch:
                 try:
                     kv.reserve(kv.length + part.rows, wait=self._alone())
-                    part.sequence.room.grow(len(kv.blocks))
+                    part.sequence.room.grow(kv.size_bytes)
                     break
                 except CapacityError as error:
                     victim = min(self._running, key=lambda one: (one.priority, -one.arrival))

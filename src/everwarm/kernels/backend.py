@@ -22,6 +22,11 @@ Affine = tuple[Weight, F32 | None]
 """A matrix (outputs, inputs) and, perhaps, a bias."""
 
 
+FULL = "full"
+WINDOW = "window"
+"""Kinds of blocks: of layers that see all tokens, and of those that see only the last ones."""
+
+
 @dataclass(frozen=True, slots=True)
 class LayerKV:
     """Keys and values of one token in one layer."""
@@ -30,6 +35,7 @@ class LayerKV:
     key_dim: int  # elements of a head
     value_dim: int
     latent: bool = False  # a value is the beginning of its key: both are stored once
+    window: int = 0  # so many tokens back can be seen, and only these are kept; 0: all
 
     @property
     def key_width(self) -> int:
@@ -43,6 +49,29 @@ class LayerKV:
 
 KVShape = tuple[LayerKV, ...]
 """What the layers that store something store of one token."""
+
+
+def by_kind(shape: KVShape) -> dict[str, KVShape]:
+    """The layers of each kind of block, in their order."""
+    kinds = {FULL: tuple(layer for layer in shape if not layer.window)}
+    windows = tuple(layer for layer in shape if layer.window)
+    return kinds | {WINDOW: windows} if windows else kinds
+
+
+def places(shape: KVShape) -> list[tuple[str, int]]:
+    """Of each layer: its kind of block, and which of the layers there it is."""
+    counts = {FULL: 0, WINDOW: 0}
+    found = []
+    for layer in shape:
+        kind = WINDOW if layer.window else FULL
+        found.append((kind, counts[kind]))
+        counts[kind] += 1
+    return found
+
+
+def reach(shape: KVShape) -> int:
+    """How many tokens back layers with a window see at most, the own one included; 0 if there are none."""
+    return max((layer.window for layer in shape), default=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +110,7 @@ class Expert:
 
 
 class BlockMemory(Protocol):
-    """Memory for blocks of keys and values, each all layers of `block_tokens` tokens, addressed by handles."""
+    """Memory for blocks of keys and values, each all layers of a kind, `block_tokens` tokens, addressed by handles."""
 
     @property
     def block_tokens(self) -> int: ...
@@ -142,6 +171,7 @@ class KV(Protocol):
 
     length: int
     blocks: list[int]
+    windows: list[int]  # of layers with a window; -1: long out of sight, and gone. Empty if there are no such layers
 
     def reserve(self, tokens: int) -> None:
         """Have blocks for this many tokens in all, which may be written from `length` on."""
@@ -320,8 +350,8 @@ class Backend(Protocol):
     def spent(self) -> Mapping[str, float]:
         """Seconds that operations took since the backend was made: `products`, `attention`, `other`."""
 
-    def block_memory(self, shape: KVShape) -> BlockMemory:
-        """Where the KV of this backend's sequences lies. Steps use the memory that was made last."""
+    def block_memory(self, shape: KVShape) -> dict[str, BlockMemory]:
+        """Where the KV of this backend's sequences lies, by kind of block. Steps use the memory that was made last."""
 
     def step(self, spans: Sequence[Span], rotaries: Sequence[Rotary]) -> AbstractContextManager[Step]:
         """Compute these spans; their KV has reserved the blocks for them."""

@@ -15,9 +15,12 @@ from everwarm.errors import ModelError
 from everwarm.kernels import _native
 from everwarm.kernels.backend import (
     F32,
+    FULL,
     U8,
     U32,
+    WINDOW,
     Affine,
+    BlockMemory,
     Expert,
     HostBlocks,
     KVShape,
@@ -25,6 +28,9 @@ from everwarm.kernels.backend import (
     Router,
     RowOperations,
     Span,
+    by_kind,
+    places,
+    reach,
 )
 
 ALIGNMENT = 64
@@ -89,7 +95,8 @@ class NativeBackend:
         self.numerics = (
             f"native {_native.NUMERICS_VERSION}, groups of {_native.GROUP}, blocks of {_native.BLOCK}, KV {kv_type}"
         )
-        self._blocks: NativeBlocks | None = None
+        self._blocks: dict[str, NativeBlocks] = {}
+        self.places: list[tuple[str, int]] = []
         self.kv_shape: KVShape = ()
         self._buffers: dict[tuple[str, int], _native.Rows] = {}
         self._routings: dict[Router, _native.Routing] = {}
@@ -136,7 +143,7 @@ class NativeBackend:
         form.attach(data)
         return form
 
-    def block_memory(self, shape: KVShape) -> NativeBlocks:
+    def block_memory(self, shape: KVShape) -> dict[str, BlockMemory]:
         multiple = 16 if self.kv_type == "f16" else 32
         for size in sorted({size for layer in shape for size in (layer.key_dim, layer.value_dim)}):
             if size % multiple:
@@ -145,14 +152,18 @@ class NativeBackend:
                     f"attention heads of {size:,} elements: the native kernels need a multiple of {multiple} "
                     f"for KV type {self.kv_type}; use {other}--backend reference"
                 )
-        layers = [(layer.kv_heads, layer.key_dim, layer.value_dim, layer.latent) for layer in shape]
-        self.kv_shape = shape
-        self._blocks = NativeBlocks(layers, self.kv_type)
-        return self._blocks
+        self.kv_shape, self.places = shape, places(shape)
+        self._blocks = {
+            kind: NativeBlocks(
+                [(layer.kv_heads, layer.key_dim, layer.value_dim, layer.latent) for layer in layers], self.kv_type
+            )
+            for kind, layers in by_kind(shape).items()
+        }
+        return dict(self._blocks)
 
     @contextmanager
     def step(self, spans: Sequence[Span], rotaries: Sequence[Rotary]) -> Iterator["NativeStep"]:
-        assert self._blocks is not None, "block_memory comes before the first step"
+        assert self._blocks, "block_memory comes before the first step"
         with self._stepping:
             yield NativeStep(self, self._blocks, spans, rotaries)
             for span in spans:
@@ -179,7 +190,7 @@ class NativeStep:
     """One step over a flat batch."""
 
     def __init__(
-        self, backend: NativeBackend, blocks: NativeBlocks, spans: Sequence[Span], rotaries: Sequence[Rotary]
+        self, backend: NativeBackend, blocks: dict[str, NativeBlocks], spans: Sequence[Span], rotaries: Sequence[Rotary]
     ) -> None:
         self._backend = backend
         self._engine: _native.Engine | _native.Tape = backend.engine
@@ -190,8 +201,10 @@ class NativeStep:
         self._batch = _native.Batch()
         for span in spans:
             kv = span.kv
-            self._batch.add(kv.length, len(span.tokens), kv.blocks)
-        self._batch.place(blocks)
+            self._batch.add(kv.length, len(span.tokens), kv.blocks, kv.windows)
+        self._batch.place(blocks[FULL])
+        if WINDOW in blocks:
+            self._batch.place_windows(blocks[WINDOW], reach(backend.kv_shape))
         for rotary in rotaries:
             self._batch.add_rotary(
                 rotary.frequencies, rotary.magnitude, rotary.pairing == "adjacent", rotary.sharpen_every, rotary.sharpen
@@ -253,11 +266,13 @@ class NativeStep:
         softcap: float = 0.0,
         sinks: F32 | None = None,
     ) -> _native.Rows:
+        kind, number = self._backend.places[layer]
+        blocks = self._blocks[kind]
         if k is not None:
-            self._engine.store_kv(self._blocks, layer, k, v, self._batch)
+            self._engine.store_kv(blocks, number, k, v, self._batch)
         kv = self._backend.kv_shape[layer]
         out = self._backend.buffer("mixed", q.width // kv.key_dim * kv.value_dim)
-        self._engine.attention(self._blocks, layer, q, self._batch, scale, window or 0, softcap, out, sinks)
+        self._engine.attention(blocks, number, q, self._batch, scale, window or 0, softcap, out, sinks)
         return out
 
     def latent_attention(

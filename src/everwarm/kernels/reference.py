@@ -21,10 +21,12 @@ from threadpoolctl import ThreadpoolController
 
 from everwarm.kernels.backend import (
     F32,
+    FULL,
     KV,
     U8,
     U32,
     Affine,
+    BlockMemory,
     Expert,
     HostBlocks,
     KVShape,
@@ -32,6 +34,8 @@ from everwarm.kernels.backend import (
     Router,
     RowOperations,
     Span,
+    by_kind,
+    places,
 )
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -71,8 +75,9 @@ class ReferenceBlocks(HostBlocks):
 
     block_tokens = 64
 
-    def __init__(self, shape: KVShape) -> None:
+    def __init__(self, shape: KVShape, kind: str = FULL) -> None:
         self.shape = shape
+        self._kind = kind
         self._blocks: dict[int, F32] = {}
         self._next = 0
         self.layer_bytes = [4 * self.block_tokens * (layer.key_width + layer.value_width) for layer in shape]
@@ -111,20 +116,24 @@ class ReferenceBlocks(HostBlocks):
         while row < len(keys):
             at = (kv.length + row) % self.block_tokens
             count = min(self.block_tokens - at, len(keys) - row)
-            stored = self._views(kv.blocks[(kv.length + row) // self.block_tokens], layer)
+            stored = self._views(self._of(kv)[(kv.length + row) // self.block_tokens], layer)
             for new, old in zip((keys, values), stored, strict=True):
                 if new is not None:
                     old[:, at : at + count] = new[row : row + count].transpose(1, 0, 2)
             row += count
 
     def read(self, kv: KV, layer: int, end: int) -> tuple[F32, F32]:
-        """Keys and values of a sequence up to a token, each (kv_heads, tokens, elements)."""
-        used = [self._views(block, layer) for block in kv.blocks[: -(-end // self.block_tokens)]]
+        """Keys and values of a sequence up to a token, each (kv_heads, tokens, elements); zeros for what is gone."""
+        used = [self._views(block, layer) for block in self._of(kv)[: -(-end // self.block_tokens)]]
         keys, values = (np.concatenate([views[kind] for views in used], axis=1)[:, :end] for kind in range(2))
         return keys, values
 
+    def _of(self, kv: KV) -> list[int]:
+        return kv.blocks if self._kind == FULL else kv.windows
+
     def _views(self, block: int, layer: int) -> tuple[F32, F32]:
-        shape, flat = self.shape[layer], self._blocks[block][self._starts[layer] : self._starts[layer + 1]]
+        all_layers = self._blocks[block] if block >= 0 else np.zeros(self._starts[-1], np.float32)
+        shape, flat = self.shape[layer], all_layers[self._starts[layer] : self._starts[layer + 1]]
         keys = flat[: self.block_tokens * shape.key_width].reshape(shape.kv_heads, self.block_tokens, shape.key_dim)
         if shape.latent:
             return keys, keys[:, :, : shape.value_dim]
@@ -175,7 +184,7 @@ class ReferenceBackend:
 
     def __init__(self, threads: int | None) -> None:
         self._blas = BlasThreads(threads)
-        self._blocks: ReferenceBlocks  # set by block_memory, which comes before the first step
+        self._blocks: list[tuple[ReferenceBlocks, int]]  # of each layer; set by block_memory, before the first step
         self._spent = {"products": 0.0, "attention": 0.0, "other": 0.0}
 
     def spent(self) -> dict[str, float]:
@@ -198,9 +207,10 @@ class ReferenceBackend:
     def integer_peak(self) -> None:
         return None
 
-    def block_memory(self, shape: KVShape) -> ReferenceBlocks:
-        self._blocks = ReferenceBlocks(shape)
-        return self._blocks
+    def block_memory(self, shape: KVShape) -> dict[str, BlockMemory]:
+        memories = {kind: ReferenceBlocks(layers, kind) for kind, layers in by_kind(shape).items()}
+        self._blocks = [(memories[kind], number) for kind, number in places(shape)]
+        return dict(memories)
 
     @contextmanager
     def step(self, spans: Sequence[Span], rotaries: Sequence[Rotary]) -> Iterator["ReferenceStep"]:
@@ -239,7 +249,11 @@ class ReferenceStep:
     """One step over a flat batch."""
 
     def __init__(
-        self, blocks: ReferenceBlocks, spans: Sequence[Span], rotaries: Sequence[Rotary], spent: dict[str, float]
+        self,
+        blocks: list[tuple[ReferenceBlocks, int]],
+        spans: Sequence[Span],
+        rotaries: Sequence[Rotary],
+        spent: dict[str, float],
     ) -> None:
         self._spent = spent
         self._blocks = blocks
@@ -296,7 +310,8 @@ class ReferenceStep:
         softcap: float = 0.0,
         sinks: F32 | None = None,
     ) -> F32:
-        shape = self._blocks.shape[layer]
+        blocks, number = self._blocks[layer]
+        shape = blocks.shape[number]
         heads = q.shape[1] // shape.key_dim
         out = np.empty((len(q), heads * shape.value_dim), np.float32)
         for span, start, at in zip(self._spans, self._starts, self._rows, strict=True):
@@ -304,8 +319,8 @@ class ReferenceStep:
             if k is not None:
                 keys = k[at].reshape(rows, -1, shape.key_dim)
                 values = None if v is None else v[at].reshape(rows, -1, shape.value_dim)
-                self._blocks.append(span.kv, layer, keys, values)
-            seen = self._blocks.read(span.kv, layer, start + rows)
+                blocks.append(span.kv, number, keys, values)
+            seen = blocks.read(span.kv, number, start + rows)
             out[at] = attention(q[at].reshape(rows, heads, -1), *seen, start, scale, window, softcap, sinks)
         return out
 

@@ -25,6 +25,7 @@ class Agent:
     kv_tokens: int = 0
     salt: bytes = b""
     leaf: Node | None = None  # the end of its chain
+    beside: list[Node] = field(default_factory=list)  # what lies beside its chain, where it can be gone on from
     created: float = 0.0
     used: float = 0.0
     text_digest: str = ""
@@ -45,6 +46,10 @@ class Agent:
 
     def chain(self) -> list[Node]:
         return self.leaf.path() if self.leaf else []
+
+    def owned(self) -> list[Node]:
+        """All that it owns: what lies beside its chain, then the chain."""
+        return [*self.beside, *self.chain()]
 
 
 def check_name(name: str, what: str) -> str:

@@ -160,16 +160,17 @@ class Agents:
                 if agent.anonymous:
                     self.unnamed[id(agent)] = agent
 
-    def own(self, agent: Agent, manifest: Manifest, chain: list[Node]) -> Node | None:
-        """The agent owns this chain from now on, and no longer what it owned before. Returns the partial block that its
-        history ended with until now, if nobody owns it any more.
+    def own(self, agent: Agent, manifest: Manifest, chain: list[Node]) -> list[Node]:
+        """The agent owns this chain from now on, with what lies beside it, and no longer what it owned before. Returns
+        what it does not need any more, if nobody else owns it: the partial block that its history ended with until now,
+        and what lay beside its chain.
         """
         index = self._index
         with index.lock:
-            before, owned = agent.leaf, agent.chain()
+            before, owned, beside = agent.leaf, agent.chain(), agent.beside
             same = (agent.anonymous, agent.pinned) == (manifest.anonymous, manifest.pinned)
             kept = _common(owned, chain) if same else 0
-            index.remove_owner(owned[kept:], anonymous=agent.anonymous, pinned=agent.pinned)
+            index.remove_owner([*owned[kept:], *beside], anonymous=agent.anonymous, pinned=agent.pinned)
             self._forget_text(agent)
             agent.anonymous, agent.group, agent.pinned = manifest.anonymous, manifest.group, manifest.pinned
             agent.final = manifest.final
@@ -177,18 +178,20 @@ class Agents:
             agent.tokens, agent.kv_tokens = len(manifest.tokens), chain[-1].end if chain else 0
             agent.created, agent.used = manifest.created, manifest.used
             agent.leaf = chain[-1] if chain else None
+            agent.beside = index.beside(chain, manifest.positions, make=True)
             agent.unsaved = manifest
             agent.text_digest = manifest.text_digest
             if (agent.anonymous or agent.group) and not agent.final:
                 self._remember_text(agent, manifest)
-            index.add_owner(chain[kept:], anonymous=agent.anonymous, pinned=agent.pinned)
+            index.add_owner([*chain[kept:], *agent.beside], anonymous=agent.anonymous, pinned=agent.pinned)
             self.unnamed.pop(id(agent), None)
             if agent.anonymous:
                 self.unnamed[id(agent)] = agent
-            if before is not None:
-                index.forget(before)
+            for node in beside if before is None else [*beside, before]:
+                index.forget(node)
             index.touch(chain)
-            return before if before is not None and index.is_partial(before) and not before.owned else None
+            ends = [before] if before is not None and index.is_partial(before) else []
+            return [node for node in (*beside, *ends) if not node.owned]
 
     def saved(self, agent: Agent, generation: int) -> None:
         """This generation of its history is on disk."""
@@ -221,19 +224,20 @@ class Agents:
         """The agent, whose turn is owned, has no history any more."""
         index = self._index
         with index.lock:
-            alone, leaf = index.alone(agent.chain()), agent.leaf
-            index.remove_owner(agent.chain(), anonymous=agent.anonymous, pinned=agent.pinned)
+            alone, leaf = index.alone(agent.chain(), agent.beside), agent.leaf
+            index.remove_owner(agent.owned(), anonymous=agent.anonymous, pinned=agent.pinned)
             self._forget_text(agent)
             self.unnamed.pop(id(agent), None)
             self.unsaved.discard(agent)
+            beside, agent.beside = agent.beside, []
             agent.leaf, agent.generation, agent.unsaved = None, 0, None
             agent.tokens, agent.kv_tokens, agent.salt, agent.text_digest = 0, 0, b"", ""
             agent.anonymous, agent.pinned, agent.final, agent.group = False, False, False, ""
             for node in alone:
                 index.cool(node)
                 index.forget(node)
-            if leaf is not None:
-                index.forget(leaf)
+            for node in beside if leaf is None else [*beside, leaf]:
+                index.forget(node)
 
     def _remember_text(self, agent: Agent, manifest: Manifest) -> None:
         """A branch is found again by its text, or by a text that it has answered."""
@@ -270,7 +274,9 @@ class Agents:
         while freed < wanted:
             with self._index.lock:
                 agent = next(iter(self.unnamed.values()), None)
-                if agent is None or (empty and any(node.available for node in self._index.alone(agent.chain()))):
+                if agent is None or (
+                    empty and any(node.available for node in self._index.alone(agent.chain(), agent.beside))
+                ):
                     break
                 del self.unnamed[id(agent)]
                 if agent.unsaved is not None or agent.pinned or not self.claim(agent):
@@ -278,7 +284,7 @@ class Agents:
                     continue
             before = tier.bytes
             try:
-                tier.remove(agent.tenant, agent.name, agent.chain())
+                tier.remove(agent.tenant, agent.name, agent.chain(), agent.beside)
                 self.disown(agent)
             except StoreError as error:
                 _log.warning("%s", error)

@@ -213,7 +213,8 @@ class Histories:
             return
         queued = None
         try:
-            queued = self.writer.try_submit(lambda: tier.write(node, block), self.index.block_bytes, wait=wait)
+            size = self.index.pool_of(node).block_bytes
+            queued = self.writer.try_submit(lambda: tier.write(node, block), size, wait=wait)
         finally:
             if queued is None:
                 self.index.end_write(node, block)
@@ -232,9 +233,7 @@ class Histories:
         size = manifest.tokens.nbytes + sum(len(run.text) for run in manifest.runs)
         return self.writer.submit(lambda: self._save(tier, agent, manifest, chain, superseded), size)
 
-    def _save(
-        self, tier: WarmTier, agent: Agent, manifest: Manifest, chain: list[Node], superseded: Node | None
-    ) -> int:
+    def _save(self, tier: WarmTier, agent: Agent, manifest: Manifest, chain: list[Node], superseded: list[Node]) -> int:
         try:
             if agent.generation < manifest.generation:
                 self.index.counts.events["save_errors"] += 1
@@ -285,9 +284,9 @@ class Histories:
         left = ""
         if (tier := self.tier) is not None:
             self.check_writable()
-            chain = agent.chain()
+            chain, beside = agent.chain(), agent.beside
             try:
-                left = self.writer.submit(lambda: tier.remove(agent.tenant, agent.name, chain)).result()
+                left = self.writer.submit(lambda: tier.remove(agent.tenant, agent.name, chain, beside)).result()
             except NotRemovedError as error:
                 if error.unsaved is not None:
                     self.agents.keep_unsaved(agent, error.unsaved)

@@ -30,7 +30,7 @@ class ModelIds:
         return _root(salt, self)
 
     def as_json(self) -> dict[str, Any]:
-        plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        plain: dict[str, Any] = json.loads(json.dumps(asdict(self) | {"layout": self.layout.as_json()}))
         return plain
 
     @staticmethod

@@ -45,6 +45,7 @@ class Manifest:
     blocks: tuple[Key, ...]
     runs: tuple[Run, ...]  # the text of the tokens
     messages: tuple[Any, ...] | None = None  # as the caller sent them, with the answer
+    positions: tuple[int, ...] = ()  # of a model with windows: where it can be gone on from
     text_digest: str = ""
     anonymous: bool = False
     group: str = ""  # of a branch of a group: the group's name
@@ -183,6 +184,8 @@ def encode(manifest: Manifest) -> list[container.Part]:
         "created": repr(manifest.created),
         "used": repr(manifest.used),
     }
+    if manifest.positions:
+        said["positions"] = json.dumps(manifest.positions)
     return container.encode(
         said,
         [
@@ -215,6 +218,7 @@ def decode(file: bytes, with_text: bool = True) -> Manifest:
             blocks=tuple(Key(row.tobytes()) for row in blocks),
             runs=text.runs,
             messages=text.messages,
+            positions=_positions(said.get("positions", "[]"), int(said["kv_tokens"])),
             text_digest=said["text_digest"],
             anonymous=said["anonymous"] == "1",
             group=str(json.loads(said["group"])),
@@ -235,6 +239,12 @@ def decode(file: bytes, with_text: bool = True) -> Manifest:
     if with_text and sum(run.tokens for run in manifest.runs) != len(manifest.tokens):
         raise StoreError("the text does not belong to the tokens")
     return manifest
+
+
+def _positions(text: str, kv_tokens: int) -> tuple[int, ...]:
+    """Where a history can be gone on from. What can't be right is left out: then more is computed again."""
+    found = {int(position) for position in json.loads(text)}
+    return tuple(sorted(position for position in found if 0 < position <= kv_tokens))
 
 
 def _places(text: str) -> tuple[AnswerPlace, ...]:

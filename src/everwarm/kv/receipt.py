@@ -38,6 +38,7 @@ class Receipt:
     tier: str = "cold"  # hot, warm (something was read from disk), cold (less than `COLD_BELOW` was reused)
     prompt_tokens: int = 0
     cached_tokens: int = 0  # of the prompt, not computed again
+    known_tokens: int = 0  # of the prompt, computed before: more than the cached ones where windows are not kept there
     match: str = "none"  # exact, extended, diverged, shared (another history's prefix), none
     cause: Cause = Cause.NEW
     reason: str = ""  # the cause in words, with its details

@@ -26,6 +26,7 @@ from everwarm.kv.histories import Histories, History
 from everwarm.kv.ids import ModelIds
 from everwarm.kv.index.index import Index
 from everwarm.kv.manifest import Manifest
+from everwarm.kv.marks import Marks
 from everwarm.kv.stats import StoreStats
 from everwarm.kv.turn import Turn, TurnContext
 from everwarm.kv.warm.blocks import ModelBlocks
@@ -60,10 +61,12 @@ class AgentStore:
         writing: bool = True,
         clock: Callable[[], float] = time.time,
         vocab_size: int | None = None,
+        message_ends: frozenset[int] = frozenset(),
     ) -> None:
         """`store` None keeps everything in memory. Where another process writes, nothing can be written or nothing
         shall be (`writing`), the store only reads: `read_only` says why. `vocab_size`: of the model, if it is known; a
-        history with other tokens is refused at import, and can't be read if it is there already.
+        history with other tokens is refused at import, and can't be read if it is there already. `message_ends`: tokens
+        with which messages end.
         """
         self.index = index
         self.ids = ids
@@ -72,7 +75,7 @@ class AgentStore:
         """Told the tenant and the name of an agent that a user removes: whoever computes for it has to end that."""
         self.shared, damaged = _opened(store, ids, quota, writing)
         try:
-            budget = index.pool.budget
+            budget = index.budget
             # What waits to be written can't be dropped from memory, so it must not fill it.
             self.writer = Writer(min(QUEUE_BYTES, QUEUE_BYTES if budget is None else budget // 4))
             self.agents = Agents(index, clock)
@@ -94,7 +97,8 @@ class AgentStore:
             )
             self.restorer = Restorer(index, self.warm, always=restore == "always")
             self.expiry = Expiry(self.histories, most_age_s, clock)
-            self._context = TurnContext(self.histories, self.restorer, self.expiry, exact, durability)
+            marks = Marks.of(ids.layout, message_ends)
+            self._context = TurnContext(self.histories, self.restorer, self.expiry, exact, durability, marks)
             if self.warm is not None:
                 self.histories.find_all()
                 self.shared.attach(self.warm)
@@ -119,7 +123,7 @@ class AgentStore:
         return self.index.pool.memory
 
     def stats(self) -> StoreStats:
-        index, warm, pool = self.index, self.warm, self.index.pool
+        index, warm = self.index, self.warm
         with index.lock:
             by_tenant = Counter(tenant for tenant, _ in self.agents.by_name)
             kept = len(index.hot)
@@ -127,9 +131,9 @@ class AgentStore:
             agents=by_tenant.total(),
             agents_by_tenant=by_tenant,
             read_only=self.read_only,
-            hot_bytes=pool.bytes_in_use,
-            hot_budget=pool.budget,
-            blocks_in_use=pool.in_use,
+            hot_bytes=index.bytes_in_use,
+            hot_budget=index.budget,
+            blocks_in_use=sum(pool.in_use for pool in index.pools.values()),
             blocks_kept=kept,
             warm_bytes=warm.bytes if warm is not None else 0,
             other_bytes=self.shared.used - (warm.bytes if warm is not None else 0),
@@ -207,7 +211,7 @@ class AgentStore:
         if self.warm is None:
             return []
         blocks = self.warm.blocks
-        blobs = [blocks.blob(ObjectId(node.key)) for node in agent.chain() if node.on_disk]
+        blobs = [blocks.blob(ObjectId(node.key, node.kind)) for node in agent.owned() if node.on_disk]
         return [blocks.store.where(blob) for blob in (*blobs, blocks.manifest_blob(agent.tenant, agent.name))]
 
     def evict(self, name: str, tenant: str = "") -> int:
@@ -220,9 +224,9 @@ class AgentStore:
                 self.histories.save(agent, unsaved, agent.chain()).result()
             freed = 0
             with self.index.lock:
-                for node in reversed(agent.chain()):
+                for node in (*agent.beside, *reversed(agent.chain())):
                     if node.named + node.anonymous == 1 and self.index.cool(node):
-                        freed += self.index.block_bytes
+                        freed += self.index.pool_of(node).block_bytes
             return freed
 
     def warm_up(self, name: str, tenant: str = "") -> Warmed:

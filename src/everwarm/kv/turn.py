@@ -1,24 +1,29 @@
 """One turn of one agent: what it finds, what it computes, what it leaves behind."""
 
+import bisect
 import hashlib
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
 
 from everwarm.errors import StoreError
+from everwarm.kernels.backend import WINDOW
 from everwarm.kv.agent import Agent
 from everwarm.kv.chain import token_bytes
 from everwarm.kv.expiry import Expiry
 from everwarm.kv.histories import Histories, History
 from everwarm.kv.index.index import Index
-from everwarm.kv.index.tree import Node, common_tokens
+from everwarm.kv.index.pool import GONE
+from everwarm.kv.index.tree import Node, common_tokens, is_hot
 from everwarm.kv.last_turn import LastTurn, Left, Reuse
 from everwarm.kv.manifest import Manifest, merged, text_digests
+from everwarm.kv.marks import Marks
 from everwarm.kv.receipt import Cause, Receipt, Why
 from everwarm.kv.warm.restore import Restorer
 from everwarm.types import AnswerPlace, Run
@@ -33,6 +38,7 @@ class TurnContext:
     expiry: Expiry
     exact: bool
     durability: str
+    marks: Marks
 
     @property
     def index(self) -> Index:
@@ -121,6 +127,9 @@ class Turn:
         self._root: Node | None = None
         self._answered: dict[int, dict[str, list[Answered]]] = {}  # by agents that were looked at
         self._reached = 0  # tokens whose KV it had before it was suspended
+        self._marks: list[int] = []  # positions of the prompt whose windows are kept, in order
+        self._windows: dict[int, Node] = {}  # what was sealed of windows, by number of block
+        self._committed = False
 
     def continue_branch(self, digests: list[str]) -> None:
         """Let a conversation without a name go on from one whose text is a beginning of its own, the longest first.
@@ -172,10 +181,12 @@ class Turn:
         receipt.prompt_tokens = len(tokens)
         receipt.diverged_at_char = diverged_at_char
         receipt.tokens_digest = hashlib.blake2b(self._tokens, digest_size=16).hexdigest()
+        self._marks = sorted([*self._context.marks.positions(self._tokens), len(tokens)])
         matched, nodes = self._find()
         receipt.lookup_s = time.perf_counter() - started
         why = self._take(matched, nodes, receipt)
         receipt.cached_tokens = self.kv.length
+        receipt.known_tokens = min(matched, len(tokens) - 1)
         if receipt.hardly_reused:
             receipt.tier = "cold"
         self._explain(why, whole_prompt=matched == len(tokens))
@@ -191,14 +202,16 @@ class Turn:
         """
         index = self._index
         self._tokens = token_bytes(tokens)
+        self._marks = [len(tokens)]
         with index.lock:
             matched, nodes = self._find()
-            missing = -(-len(tokens) // index.block_tokens) + 1 - len(nodes)
+            missing = index.bytes_for(len(tokens)) - len(nodes) * index.block_bytes
             tier = self._histories.tier
-            spare = tier is None or missing * index.block_bytes <= tier.spare_bytes
+            spare = tier is None or missing <= tier.spare_bytes
             if matched >= len(tokens) or not spare or not index.has_free(missing):
                 return False
-            if any(node.block is None for node in nodes):
+            wanted = min(matched, len(tokens) - 1)
+            if index.resume(nodes, wanted, is_hot).position < wanted:
                 return False
             self._take(matched, nodes, Receipt(""))
             self.kv.reserve(len(tokens), wait=False)
@@ -209,7 +222,7 @@ class Turn:
         self._reached = max(self._reached, self.kv.length)
         self._seal_rest(wait=False)
         self.kv.close()
-        self._sealed = []
+        self._sealed, self._windows = [], {}
 
     def resume(self) -> None:
         """Take up what can be found of the tokens until now."""
@@ -238,8 +251,16 @@ class Turn:
             nodes = index.hot_path(parent, self._tokens[4 * known : -4])
             if not nodes:
                 return
+            path = [*self._sealed, *nodes]
+            plan = index.resume(path, path[-1].end, is_hot)
+            nodes = plan.path[len(self._sealed) :]
+            if plan.position <= self.kv.length or not nodes:
+                return
             self._claim(nodes)
-            self.kv.go_on_with(list(index.hold_all(nodes).values()))
+            windows = index.hold_all(list(plan.windows.values()))
+            self.kv.go_on_with(
+                list(index.hold_all(nodes).values()), dict(zip(plan.windows, windows.values(), strict=True))
+            )
         self._sealed += nodes
         index.touch(nodes)
         self._count_shared(min(self.kv.length, self.receipt.prompt_tokens) - begin)
@@ -276,10 +297,10 @@ class Turn:
     def _take(self, matched: int, nodes: list[Node], receipt: Receipt) -> Why | None:
         """Make these blocks the sequence's. Returns why not all."""
         size = self._index.block_tokens
-        usable, why = self._context.restorer.restore(self.kv, nodes, receipt)
-        self.kv.truncate(min(matched, len(self._tokens) // 4 - 1, usable * size))
+        wanted = min(matched, len(self._tokens) // 4 - 1)
+        why = self._context.restorer.restore(self.kv, nodes, wanted, receipt)
         self._sealed = nodes[: self.kv.length // size]
-        self._index.touch(nodes[:usable])
+        self._index.touch(nodes[: len(self.kv.blocks)])
         return why
 
     def append(self, tokens: Sequence[int]) -> None:
@@ -299,6 +320,7 @@ class Turn:
             node = self._seal(len(self._sealed) * size, (len(self._sealed) + 1) * size, wait)
             assert node is not None, "a full block was computed here, or is known"
             self._sealed.append(node)
+        self._drop_unseen()
 
     def commit(
         self,
@@ -318,6 +340,8 @@ class Turn:
         histories, ids = self._histories, self._histories.ids
         started = time.perf_counter()
         chain = self._seal_rest(wait=True)
+        self._committed = True
+        positions = self._positions(chain)
         agent = self.agent or self._named_by_content()
         manifest = Manifest(
             tenant=self.tenant,
@@ -332,6 +356,7 @@ class Turn:
             tokens=np.frombuffer(self._tokens, ">u4").astype(np.uint32),
             kv_tokens=chain[-1].end if chain else 0,
             blocks=tuple(node.key for node in chain),
+            positions=positions,
             runs=runs,
             messages=messages,
             text_digest=text_digests(merged(runs))[-1] if runs else "",
@@ -345,7 +370,8 @@ class Turn:
             created=agent.created,
             used=histories.clock(),
         )
-        self._keep_claims(chain)  # what it began with may go, if nobody else wants it
+        # What it began with may go, if nobody else wants it.
+        self._keep_claims([*chain, *self._index.beside(chain, positions)])
         saving = histories.save(agent, manifest, chain)
         if wait if wait is not None else self._context.durability == "turn":
             self._settle(saving, started)
@@ -358,6 +384,8 @@ class Turn:
         """Give back the sequence's blocks and the agent's turn. What was sealed stays known."""
         self.kv.close()
         self._keep_claims([])
+        if self._committed:
+            self._drop_unseen()
         agent, self.agent = self.agent, None
         if agent is not None:
             self._histories.agents.leave(agent)
@@ -379,7 +407,50 @@ class Turn:
         node, self.kv.blocks[number] = sealed
         self._claim([node])
         self._histories.save_block(node, wait)
+        if (windows := self._index.windows) is not None:
+            self._seal_window(node, number)
+            if any(number in windows.numbers(mark) for mark in self._marks_from(begin, windows.reach)):
+                self._keep_window(number, wait)
         return node
+
+    # Windows: blocks are known while a turn sees them, so that others can go on from where it is; kept are those that
+    # are seen from a mark.
+
+    def _seal_window(self, node: Node, number: int) -> None:
+        block = self.kv.windows[number]
+        sealed = self._index.seal_beside(node, WINDOW, block) if block != GONE else None
+        if sealed is not None:
+            self._windows[number], self.kv.windows[number] = sealed
+
+    def _keep_window(self, number: int, wait: bool) -> None:
+        node = self._windows.pop(number, None)
+        if node is not None:
+            self._claim([node])
+            self._histories.save_block(node, wait)
+
+    def _marks_from(self, begin: int, reach: int) -> Iterator[int]:
+        """The marks from which the block that begins here may be seen."""
+        every = self._context.marks.every
+        yield (begin // every + 1) * every
+        at = bisect.bisect_right(self._marks, begin)
+        yield from takewhile(lambda mark: mark <= begin + self._index.block_tokens + reach, self._marks[at:])
+
+    def _drop_unseen(self) -> None:
+        """What this turn does not see any more and nobody keeps leaves memory."""
+        blocks = self.kv.windows
+        for number in [n for n in self._windows if n >= len(blocks) or blocks[n] == GONE]:
+            self._index.cool(self._windows.pop(number))
+
+    def _positions(self, chain: list[Node]) -> tuple[int, ...]:
+        """Where this history can be gone on from later."""
+        index, end = self._index, chain[-1].end if chain else 0
+        if index.windows is None or not end:
+            return ()
+        marks = {mark for mark in self._context.marks.positions(self._tokens) if mark < end}
+        with index.lock:
+            return tuple(
+                position for position in sorted({*marks, end}) if index.resume(chain, position).position == position
+            )
 
     def _seal_rest(self, wait: bool) -> list[Node]:
         """Seal everything that was computed, the partial block at the end as well; all of the chain."""
@@ -389,6 +460,10 @@ class Turn:
         if covered > len(chain) * self._index.block_tokens:
             end = self._seal(len(chain) * self._index.block_tokens, covered, wait)
             chain += [end] if end is not None else []
+        if (windows := self._index.windows) is not None and chain:
+            for number in windows.numbers(chain[-1].end):
+                self._seal_window(chain[number], number)
+                self._keep_window(number, wait)
         return chain
 
     def _claim(self, nodes: list[Node]) -> None:
@@ -444,6 +519,12 @@ class Turn:
             why = why or Why(Cause.LOST, history.lost)
         elif receipt.cached_tokens >= expected:
             why = None
+        elif why is None and receipt.cached_tokens < receipt.known_tokens:
+            why = Why(
+                Cause.RECOMPUTED,
+                f"known up to token {receipt.known_tokens:,}, windows are kept at {receipt.cached_tokens:,}: "
+                f"{receipt.known_tokens - receipt.cached_tokens:,} tokens are computed again",
+            )
         elif why is None and known and (origin := self._parent or self.agent) is not None:
             why = self._index.why_lost(origin.chain(), receipt.cached_tokens)
         receipt.explain(why or found)

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 from everwarm.kv.agent import Agent
 from everwarm.kv.histories import Histories
-from everwarm.kv.index.tree import Node
 from everwarm.kv.receipt import Receipt
 from everwarm.kv.warm.restore import Restorer
 
@@ -34,44 +33,39 @@ class Warmed:
 def whereabouts(histories: Histories, agent: Agent) -> Whereabouts:
     index, tier = histories.index, histories.tier
     with index.lock:
-        chain = agent.chain()
-        there = _beginning(chain)
-        hot = sum(node.block is not None for node in chain)
-        warm = sum(node.on_disk for node in chain)
-        where = "cold" if not there else "hot" if all(node.block is not None for node in there) else "warm"
-        tokens = there[-1].end if there else 0
-    saved = 0 if tier is None else warm * tier.block_bytes + tier.manifests.size((agent.tenant, agent.name))
-    return Whereabouts(where, tokens, hot * index.block_bytes, saved)
+        found = index.resume(agent.chain(), agent.kv_tokens)
+        owned = agent.owned()
+        hot = sum(index.pool_of(node).block_bytes for node in owned if node.block is not None)
+        warm = 0 if tier is None else sum(tier.size_of(node) for node in owned if node.on_disk)
+        where = "cold" if not found.path else "hot" if all(node.block is not None for node in found.nodes) else "warm"
+    saved = 0 if tier is None else warm + tier.manifests.size((agent.tenant, agent.name))
+    return Whereabouts(where, found.position, hot, saved)
 
 
 def warm_up(histories: Histories, restorer: Restorer, agent: Agent) -> Warmed:
     """Read an agent's blocks into memory. A turn that goes on meanwhile is not disturbed."""
     index = histories.index
     with index.lock:
-        nodes = _beginning(agent.chain())
-        index.claim(nodes)
+        chain, wanted = agent.chain(), agent.kv_tokens
+        claimed = agent.owned()
+        index.claim(claimed)
     receipt = Receipt(agent.name)
-    kv = index.sequence(len(nodes) * index.block_tokens)
+    kv = index.sequence(len(chain) * index.block_tokens)
     try:
-        usable, why = restorer.restore(kv, nodes, receipt, always=True)
-        index.touch(nodes[:usable])
+        why = restorer.restore(kv, chain, wanted, receipt, always=True)
+        cached = kv.length
+        index.touch(chain[: len(kv.blocks)])
     finally:
         kv.close()
-        index.release(reversed(nodes))
+        index.release(reversed(claimed))
     now = whereabouts(histories, agent)
-    if why is None and not (usable and agent.kv_tokens <= nodes[usable - 1].end):
-        why = index.why_lost(agent.chain(), now.tokens)
+    if why is None and cached < agent.kv_tokens:
+        why = index.why_lost(agent.owned(), now.tokens)
     return Warmed(
         now.tier,
-        nodes[usable - 1].end if usable else 0,
+        cached,
         receipt.restored_blocks,
         receipt.restored_bytes,
         receipt.restore_s,
         why.text if why is not None else "",
     )
-
-
-def _beginning(chain: list[Node]) -> list[Node]:
-    """Up to the first block that is lost."""
-    lost = next((i for i, node in enumerate(chain) if not node.available), len(chain))
-    return chain[:lost]

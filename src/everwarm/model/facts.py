@@ -5,8 +5,9 @@ In: an open GGUF file. Out: a config whose tensors are all there (`read_model`),
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-from everwarm.kernels.backend import Backend
+from everwarm.kernels.backend import FULL, WINDOW, Backend, reach
 from everwarm.model import tensors
 from everwarm.model.config import read_config
 from everwarm.model.spec import ModelConfig
@@ -47,7 +48,25 @@ def _share(config: ModelConfig, name: str) -> float:
     return 1.0 if experts is None else experts.used / experts.count
 
 
-def kv_bytes_per_token(config: ModelConfig, backend: Backend) -> float:
-    """What a backend keeps of each token, in all layers."""
+@dataclass(frozen=True, slots=True)
+class KVSize:
+    """What a backend keeps of a history, in all layers."""
+
+    per_token: float  # of layers that see all tokens
+    window_per_token: float  # of layers with a window
+    reach: int  # tokens that the largest window sees
+
+    def at(self, tokens: int) -> float:
+        """Bytes of a history of so many tokens while it is computed."""
+        return tokens * self.per_token + min(tokens, self.reach) * self.window_per_token
+
+    def fit_into(self, size: float) -> int:
+        """How many tokens so many bytes hold."""
+        within = int(size / (self.per_token + self.window_per_token))
+        return within if within < self.reach else int((size - self.reach * self.window_per_token) / self.per_token)
+
+
+def kv_size(config: ModelConfig, backend: Backend) -> KVSize:
     memory = backend.block_memory(config.kv_shape)
-    return memory.block_bytes / memory.block_tokens
+    each = {kind: one.block_bytes / one.block_tokens for kind, one in memory.items()}
+    return KVSize(each[FULL], each.get(WINDOW, 0.0), reach(config.kv_shape))

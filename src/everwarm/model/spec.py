@@ -5,7 +5,7 @@ KV layout and the numerics id follow from them. A field that says nothing specia
 changes nothing for models that do not use it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from everwarm.kernels.backend import KVShape, LayerKV
@@ -172,7 +172,8 @@ class ModelConfig:
     @property
     def kv_shape(self) -> KVShape:
         """What is stored of a token, in the order in which it is: layers that store alike side by side."""
-        return tuple(self.layers[number].attention.kv for number in self._kv_order)
+        stored = self._stored
+        return tuple(stored[number] for number in self._kv_order)
 
     @property
     def kv_slots(self) -> list[int]:
@@ -187,7 +188,16 @@ class ModelConfig:
     @property
     def _kv_order(self) -> list[int]:
         """The layers that store something."""
-        stored = {
-            number: layer.attention.kv for number, layer in enumerate(self.layers) if layer.attention.kv_of is None
-        }
+        stored = self._stored
         return [number for kind in dict.fromkeys(stored.values()) for number, one in stored.items() if one == kind]
+
+    @property
+    def _stored(self) -> dict[int, LayerKV]:
+        """Where every layer has a window, all tokens are kept: nothing else would tell how far a history is known."""
+        attention = {
+            number: layer.attention for number, layer in enumerate(self.layers) if layer.attention.kv_of is None
+        }
+        apart = any(one.window is None for one in attention.values())
+        return {
+            number: replace(one.kv, window=one.window or 0) if apart else one.kv for number, one in attention.items()
+        }

@@ -5,20 +5,27 @@ place that changes a `Node`. It touches no file: the warm tier tells it what was
 
 A block in the tree is never written again. It leaves memory only when it is on disk, when nobody wants it, or when
 nothing can be saved.
+
+Layers with a window need only the last tokens before the one that is computed. Their blocks lie beside the others, and
+not everywhere: `resume` finds the latest position at which all of them are there.
 """
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
-from everwarm.kernels.backend import BlockMemory
+from everwarm.kernels.backend import FULL, WINDOW, BlockMemory
 from everwarm.kv.chain import Key
 from everwarm.kv.counts import Counts
 from everwarm.kv.eviction import AS_A_LAST_RESORT, AT_REST, WHILE_SAVING, Worth, rank_in_memory, worth
-from everwarm.kv.index.pool import BlockPool, SequenceKV
+from everwarm.kv.index.pool import BlockPool, Ledger, SequenceKV, Windows
 from everwarm.kv.index.recency import Recency
-from everwarm.kv.index.tree import NODE_BYTES, Node, Tree
+from everwarm.kv.index.tree import NODE_BYTES, Node, Tree, is_available
 from everwarm.kv.receipt import Cause, Why
+
+STEP_TOKENS = 512
+"""What a step may compute of one sequence: so much more than a window sees is in memory meanwhile."""
 
 
 class Saver(Protocol):
@@ -32,14 +39,40 @@ class Saver(Protocol):
         """Wait until one more thing was written; False if there is nothing to wait for."""
 
 
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """From where a history can go on, and what that needs."""
+
+    position: int  # tokens that need not be computed
+    path: list[Node]  # the blocks that hold them
+    windows: dict[int, Node]  # by number of block
+
+    @property
+    def nodes(self) -> list[Node]:
+        return [*self.path, *self.windows.values()]
+
+
 class Index:
     """The blocks of one model. Methods that are marked so are called with `lock` held."""
 
-    def __init__(self, memory: BlockMemory, budget: int | None = None, *, node_bytes: int = NODE_BYTES) -> None:
-        """`node_bytes`: what a node is charged with; tests with tiny blocks charge nothing."""
-        self.pool = BlockPool(memory, budget, self)
-        self.lock: threading.RLock = self.pool.lock
-        self.tree = Tree(memory.block_tokens)
+    def __init__(
+        self,
+        memory: BlockMemory | Mapping[str, BlockMemory],
+        budget: int | None = None,
+        *,
+        reach: int = 0,
+        node_bytes: int = NODE_BYTES,
+    ) -> None:
+        """`memory`, perhaps by kind of block. `reach`: how many tokens back windows see, the own one included.
+        `node_bytes`: what a node is charged with; tests with tiny blocks charge nothing.
+        """
+        memories = memory if isinstance(memory, Mapping) else {FULL: memory}
+        self._ledger = Ledger(budget, self)
+        self.pools = {kind: BlockPool(one, ledger=self._ledger) for kind, one in memories.items()}
+        self.pool = self.pools[FULL]
+        self.windows = Windows(self.pools[WINDOW], reach) if WINDOW in self.pools else None
+        self.lock: threading.RLock = self._ledger.lock
+        self.tree = Tree(self.pool.block_tokens)
         self.hot = Recency()
         self.warm = Recency()
         self.counts = Counts()
@@ -53,29 +86,50 @@ class Index:
 
     @property
     def block_bytes(self) -> int:
+        """Of a block of layers that see everything."""
         return self.pool.block_bytes
 
     @property
-    def layer_bytes(self) -> Sequence[int]:
-        """What each layer that stores something takes of a block."""
-        return self.pool.memory.layer_bytes
+    def layer_bytes(self) -> dict[str, Sequence[int]]:
+        """What each layer that stores something takes of a block of its kind."""
+        return {kind: pool.memory.layer_bytes for kind, pool in self.pools.items()}
 
     @property
-    def most_blocks(self) -> int | None:
-        """How many blocks fit into the budget; None if there is none."""
-        return self.pool.most_blocks
+    def bytes_in_use(self) -> int:
+        return self._ledger.used
 
-    def has_free(self, blocks: int) -> bool:
-        """Whether so many blocks fit beside all that are in memory."""
-        most = self.most_blocks
-        return most is None or self.pool.in_use + blocks <= most
+    @property
+    def budget(self) -> int | None:
+        return self._ledger.budget
+
+    @property
+    def most_bytes(self) -> int | None:
+        """Of blocks; None if there is no limit."""
+        return self._ledger.most
+
+    def bytes_for(self, tokens: int) -> int:
+        """What the blocks of so many tokens, and a little more, take while they are computed."""
+        blocks = -(-tokens // self.block_tokens) + 1
+        size = blocks * self.block_bytes
+        if self.windows is not None:
+            pool, seen = self.windows.pool, -(-(self.windows.reach + STEP_TOKENS) // self.block_tokens) + 2
+            size += min(blocks, seen) * pool.block_bytes
+        return size
+
+    def has_free(self, size: int) -> bool:
+        """Whether so many bytes fit beside all that is in memory."""
+        free = self._ledger.free
+        return free is None or size <= free
 
     def resize(self, budget: int | None) -> None:
-        self.pool.resize(budget)
+        self._ledger.budget = budget
 
     def sequence(self, capacity: int) -> SequenceKV:
         """An empty sequence in this memory."""
-        return SequenceKV(self.pool, capacity)
+        return SequenceKV(self.pool, capacity, self.windows)
+
+    def pool_of(self, node: Node) -> BlockPool:
+        return self.pools[node.kind]
 
     def save_with(self, saver: Saver, not_saved: str) -> None:
         """From now on blocks are saved by `saver`, or they are not: `not_saved` says why."""
@@ -113,21 +167,61 @@ class Index:
             self._charge()
             return chain
 
-    def alone(self, chain: list[Node]) -> list[Node]:
+    def alone(self, chain: list[Node], beside: Iterable[Node] = ()) -> list[Node]:
         """Blocks that only the owner of this chain owns and nobody uses, children first: those of the chain, and what
-        once branched off from them. With `lock` held.
+        once branched off from them; what lies beside these, and of what the owner has `beside` the others. With `lock`
+        held.
         """
         found: list[Node] = []
         left = [node for node in chain if node.named + node.anonymous == 1 and not node.claims][:1]
         while left:
             node = left.pop()
             found.append(node)
+            found += node.beside.values()
             left += node.children
+        known = set(map(id, found))
+        found += [node for node in beside if id(node) not in known and node.named + node.anonymous == 1]
         return found[::-1]
 
     def is_partial(self, node: Node) -> bool:
         """Whether it is the end of a history, and not full."""
         return len(node.tokens) < 4 * self.block_tokens
+
+    def resume(
+        self,
+        path: list[Node],
+        wanted: int,
+        is_usable: Callable[[Node], bool] = is_available,
+        without: Collection[int] = (),
+    ) -> Resume:
+        """The latest position, at most `wanted`, from which a history can go on with blocks that are usable; `without`
+        those of these ids. `path`: the blocks of its beginning, as far as it is known. With `lock` held.
+        """
+
+        def usable(node: Node) -> bool:
+            return is_usable(node) and id(node) not in without
+
+        size = self.block_tokens
+        unusable = next((number for number, node in enumerate(path) if not usable(node)), len(path))
+        wanted = min(wanted, unusable * size)
+        while wanted > 0 and self.windows is not None:
+            found = {number: path[number].beside.get(WINDOW) for number in self.windows.numbers(wanted)}
+            sound = {number: node for number, node in found.items() if node is not None and usable(node)}
+            if len(sound) == len(found):
+                return Resume(wanted, path[: -(-wanted // size)], sound)
+            wanted = (-(-wanted // size) - 1) * size  # the end of the block before
+        return Resume(wanted, path[: -(-wanted // size)], {})
+
+    def beside(self, chain: list[Node], positions: Iterable[int], *, make: bool = False) -> list[Node]:
+        """What lies beside a chain so that it can be gone on from at these positions: the nodes that are known, or all
+        of them, made if they are not.
+        """
+        if self.windows is None:
+            return []
+        with self.lock:
+            numbers = {number for position in positions for number in self.windows.numbers(position)}
+            main = [chain[number] for number in sorted(numbers) if number < len(chain)]
+            return [self.tree.beside_of(node, WINDOW) for node in main if make or WINDOW in node.beside]
 
     # Use --------------------------------------------------------------------------------------------------------------
 
@@ -141,15 +235,29 @@ class Index:
             if node.block is None and self.pool.owners(block) > 1:
                 self.tree.forget(node)
                 return None
-            node.lost = None
-            if node.block is None:
-                node.block = self.pool.hold(block)
-            elif node.block != block:
-                self.pool.hold(node.block)
-                self.pool.drop([block])
-            self._touch_hot(node)
-            self._charge()
-            return node, node.block
+            return node, self._fill(node, block)
+
+    def seal_beside(self, node: Node, kind: str, block: int) -> tuple[Node, int] | None:
+        """The same for a block of another kind that lies beside a node. None if it is that of another node."""
+        with self.lock:
+            beside = self.tree.beside_of(node, kind)
+            if beside.block is None and self.pools[kind].owners(block) > 1:
+                self.tree.forget(beside)
+                return None
+            return beside, self._fill(beside, block)
+
+    def _fill(self, node: Node, block: int) -> int:
+        """The block is the node's, unless it has one already. The block to use from now on."""
+        pool = self.pool_of(node)
+        node.lost = None
+        if node.block is None:
+            node.block = pool.hold(block)
+        elif node.block != block:
+            pool.hold(node.block)
+            pool.drop([block])
+        self._touch_hot(node)
+        self._charge()
+        return node.block
 
     def hot_path(self, parent: Node, tokens: bytes) -> list[Node]:
         """The full blocks of these tokens behind `parent` that are in memory, from the first on. With `lock` held."""
@@ -202,11 +310,12 @@ class Index:
     def touch(self, chain: list[Node]) -> None:
         """A path was used just now."""
         with self.lock:
-            for node in reversed(chain):
-                if node.block is not None:
-                    self._touch_hot(node)
-                if node.on_disk:
-                    self.warm.touch(node, _worth(node))
+            for main in reversed(chain):
+                for node in (*main.beside.values(), main) if main.beside else (main,):
+                    if node.block is not None:
+                        self._touch_hot(node)
+                    if node.on_disk:
+                        self.warm.touch(node, _worth(node))
             self._charge()
 
     def forget(self, node: Node) -> None:
@@ -219,22 +328,31 @@ class Index:
     def hold(self, node: Node) -> int | None:
         """One more owner for the node's block; None if it is not in memory."""
         with self.lock:
-            return None if node.block is None else self.pool.hold(node.block)
+            return None if node.block is None else self.pool_of(node).hold(node.block)
 
     def hold_all(self, nodes: list[Node]) -> dict[int, int]:
         """The same for many: which of them are in memory, by number, and their blocks."""
         with self.lock:
-            return {i: self.pool.hold(node.block) for i, node in enumerate(nodes) if node.block is not None}
+            return {
+                number: self.pool_of(node).hold(node.block)
+                for number, node in enumerate(nodes)
+                if node.block is not None
+            }
+
+    def drop(self, node: Node, block: int) -> None:
+        """One owner fewer for a block of the node's kind."""
+        self.pool_of(node).drop([block])
 
     def made_hot(self, node: Node, block: int) -> int:
         """A block was read from disk. The block to use from now on: if another turn was faster, the one it read."""
         with self.lock:
+            pool = self.pool_of(node)
             if node.block is None:
-                node.block = self.pool.hold(block)
+                node.block = pool.hold(block)
                 self._touch_hot(node)
             else:
-                self.pool.hold(node.block)
-                self.pool.drop([block])
+                pool.hold(node.block)
+                pool.drop([block])
             return node.block
 
     def cool(self, node: Node, forced: bool = False) -> bool:
@@ -243,7 +361,7 @@ class Index:
             if not self._may_cool(node, forced):
                 return False
             assert node.block is not None
-            self.pool.drop([node.block])
+            self.drop(node, node.block)
             node.block = None
             self.hot.discard(node)
             if not node.on_disk:
@@ -254,31 +372,37 @@ class Index:
     def drop_all(self) -> None:
         """Free all memory that no sequence uses."""
         with self.lock:
-            for node in list(self.tree.nodes.values()):
-                if node.block is not None:
-                    self.pool.drop([node.block])
-                    node.block = None
+            for main in list(self.tree.nodes.values()):
+                for node in (main, *main.beside.values()):
+                    if node.block is not None:
+                        self.drop(node, node.block)
+                        node.block = None
 
-    def reclaim(self, blocks: int) -> None:
-        """Let go of so many blocks that no sequence uses, in the order of `kv.eviction`."""
+    def reclaim(self, size: int) -> None:
+        """Let go of so many bytes of blocks that no sequence uses, in the order of `kv.eviction`."""
         with self.lock:
             busy = self._saver is not None and self._saver.busy
             for rank in WHILE_SAVING if busy else AT_REST:
-                blocks -= self._cool_oldest(rank, blocks, forced=False)
+                size -= self._cool_oldest(rank, size, forced=False)
             for rank in () if busy else AS_A_LAST_RESORT:
-                blocks -= self._cool_oldest(rank, blocks, forced=True)
+                size -= self._cool_oldest(rank, size, forced=True)
 
     def wait(self) -> bool:
         return self._saver is not None and self._saver.wait_for_progress()
 
-    def _cool_oldest(self, rank: int, blocks: int, *, forced: bool) -> int:
-        nodes = self.hot.oldest(rank, blocks, lambda node: not self._may_cool(node, forced)) if blocks > 0 else []
-        cooled = sum(self.cool(node, forced) for node in nodes)
-        self.counts.events["hot_evictions"] += cooled
-        return cooled
+    def _cool_oldest(self, rank: int, size: int, *, forced: bool) -> int:
+        """The bytes that were freed."""
+        if size <= 0:
+            return 0
+        nodes = self.hot.oldest(
+            rank, size, lambda node: self.pool_of(node).block_bytes if self._may_cool(node, forced) else 0
+        )
+        cooled = [node for node in nodes if self.cool(node, forced)]
+        self.counts.events["hot_evictions"] += len(cooled)
+        return sum(self.pool_of(node).block_bytes for node in cooled)
 
     def _may_cool(self, node: Node, forced: bool) -> bool:
-        if node.block is None or self.pool.owners(node.block) > 1:
+        if node.block is None or self.pool_of(node).owners(node.block) > 1:
             return False
         unwanted = not (node.owned or node.claims)
         return node.safe or bool(self._not_saved) or unwanted or forced
@@ -297,7 +421,7 @@ class Index:
 
     def _charge(self) -> None:
         """The tree takes memory, too."""
-        self.pool.charge(self._node_bytes * len(self.tree.nodes))
+        self._ledger.charged = self._node_bytes * len(self.tree)
 
     # Disk -------------------------------------------------------------------------------------------------------------
 
@@ -307,12 +431,12 @@ class Index:
             if self._not_saved or node.safe or node.writing or node.block is None:
                 return None
             node.writing = True
-            return self.pool.hold(node.block)
+            return self.pool_of(node).hold(node.block)
 
     def end_write(self, node: Node, block: int) -> None:
         with self.lock:
             node.writing = False
-            self.pool.drop([block])
+            self.drop(node, block)
             self.tree.forget(node)
 
     def saved(self, node: Node) -> None:
@@ -336,10 +460,10 @@ class Index:
             self.warm.discard(node)
             self._refile(node)
 
-    def oldest_on_disk(self, rank: int, count: int) -> list[Node]:
-        """Up to so many nodes on disk that no turn uses, the longest unused first."""
+    def oldest_on_disk(self, rank: int, wanted: int, weigh: Callable[[Node], int], most: int) -> list[Node]:
+        """Nodes on disk that no turn uses, the longest unused first, until they weigh as much as is wanted."""
         with self.lock:
-            return self.warm.oldest(rank, count, lambda node: node.claims > 0)
+            return self.warm.oldest(rank, wanted, lambda node: 0 if node.claims else weigh(node), most)
 
     def why_lost(self, chain: list[Node], cached_tokens: int) -> Why | None:
         """Why the block after these tokens is not there; None if it is."""

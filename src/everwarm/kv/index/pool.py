@@ -5,7 +5,8 @@ A block that has more than one owner is never written: a sequence copies it firs
 """
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -22,47 +23,79 @@ MOST_SPARE = 512 << 20
 class Reclaimer(Protocol):
     """Whoever keeps blocks that no sequence uses, and can let go of them."""
 
-    def reclaim(self, blocks: int) -> None:
-        """Let go of so many blocks, if possible. Called with the pool's lock held."""
+    def reclaim(self, size: int) -> None:
+        """Let go of so many bytes, if possible. Called with the ledger's lock held."""
 
     def wait(self) -> bool:
         """Wait until more can be let go of; False if nothing is on its way. Called without the lock."""
 
 
-class BlockPool:
-    """Who owns which block. `lock` guards it, and all that is decided from its counts."""
+class Ledger:
+    """What all blocks take, of whatever kind, under one budget. `lock` guards it, the pools, and all that is decided
+    from their counts.
+    """
 
-    def __init__(self, memory: BlockMemory, budget: int | None = None, reclaimer: Reclaimer | None = None) -> None:
-        self.memory = memory
+    def __init__(self, budget: int | None = None, reclaimer: Reclaimer | None = None) -> None:
         self.lock = threading.RLock()
-        self._reclaimer = reclaimer
-        self._charged = 0
-        self.block_tokens, self.block_bytes = memory.block_tokens, memory.block_bytes
-        self.resize(budget)
-        self._owners: dict[int, int] = {}
-
-    def resize(self, budget: int | None) -> None:
         self.budget = budget
-        self._most_spare = min(MOST_SPARE, MOST_SPARE if budget is None else budget // 8) // self.block_bytes
-
-    def charge(self, size: int) -> None:
-        """So many bytes of the budget are taken by something else: by what is needed to find blocks."""
-        self._charged = size
+        self.reclaimer = reclaimer
+        self.used = 0  # bytes of blocks
+        self.charged = 0  # bytes of what is needed to find blocks
+        self.pools: list[BlockPool] = []
 
     @property
-    def most_blocks(self) -> int | None:
-        """What fits into the budget beside what is needed to find it, which is charged with half of it at most."""
-        if self.budget is None:
-            return None
-        return (self.budget - min(self._charged, self.budget // 2)) // self.block_bytes
+    def most(self) -> int | None:
+        """Bytes of blocks that fit beside what is needed to find them, which is charged with half of it at most."""
+        return None if self.budget is None else self.budget - min(self.charged, self.budget // 2)
+
+    @property
+    def free(self) -> int | None:
+        return None if self.most is None else self.most - self.used
+
+    def make_fit(self, size: int) -> bool:
+        """Whether so many more bytes fit; what nobody uses is let go of for them. With `lock` held."""
+        free = self.free
+        if free is not None and size > free:
+            if self.reclaimer is not None:
+                self.reclaimer.reclaim(size - free)
+            free = self.free
+            return free is None or size <= free
+        return True
+
+    def trim(self) -> None:
+        """Memory that is kept for later counts, too. With `lock` held."""
+        free = self.free
+        if free is not None:
+            for pool in self.pools:
+                free -= pool.trim(max(0, free))
+
+
+class BlockPool:
+    """Who owns which block of one kind."""
+
+    def __init__(
+        self,
+        memory: BlockMemory,
+        budget: int | None = None,
+        reclaimer: Reclaimer | None = None,
+        ledger: Ledger | None = None,
+    ) -> None:
+        """With a `ledger`, the budget and the reclaimer are that one's."""
+        self.memory = memory
+        self.ledger = Ledger(budget, reclaimer) if ledger is None else ledger
+        self.ledger.pools.append(self)
+        self.lock = self.ledger.lock
+        self.block_tokens, self.block_bytes = memory.block_tokens, memory.block_bytes
+        self._owners: dict[int, int] = {}
+
+    @property
+    def _most_spare(self) -> int:
+        budget = self.ledger.budget
+        return min(MOST_SPARE, MOST_SPARE if budget is None else budget // 8) // self.block_bytes
 
     @property
     def in_use(self) -> int:
         return len(self._owners)
-
-    @property
-    def bytes_in_use(self) -> int:
-        return len(self._owners) * self.block_bytes
 
     def allocate(self, clear: bool = True) -> int:
         """A block with one owner. Raises CapacityError if the budget is taken by sequences that run."""
@@ -70,33 +103,30 @@ class BlockPool:
 
     def allocate_many(self, count: int, clear: bool = True, wait: bool = True) -> list[int]:
         """All of them or none. With `wait` it may wait for blocks to be written: don't call it with `lock` held."""
-        waited = wait
+        ledger, waited = self.ledger, wait
         while True:
             with self.lock:
-                if self._make_fit(count):
+                if ledger.make_fit(count * self.block_bytes):
                     return self._take(count, clear)
             if not waited:
                 raise CapacityError(
-                    f"KV budget: {self.budget:,} bytes hold {self.most_blocks} blocks of {self.block_tokens} tokens, "
-                    f"{self.in_use} are in use and {count} more are needed: give a larger --kv-budget"
+                    f"KV budget: of {ledger.budget:,} bytes {ledger.used + ledger.charged:,} are in use, and {count} "
+                    f"more blocks of {self.block_bytes:,} bytes are needed: give a larger --kv-budget"
                 )
             # If not: the last that could help may have ended just now.
-            waited = self._reclaimer is not None and self._reclaimer.wait()
-
-    def _make_fit(self, count: int) -> bool:
-        most = self.most_blocks
-        if most is not None and self.in_use + count > most:
-            if self._reclaimer is not None:
-                self._reclaimer.reclaim(self.in_use + count - most)
-            return self.in_use + count <= most
-        return True
+            waited = ledger.reclaimer is not None and ledger.reclaimer.wait()
 
     def _take(self, count: int, clear: bool) -> list[int]:
         blocks = [self.memory.allocate(clear) for _ in range(count)]
         self._owners.update(dict.fromkeys(blocks, 1))
-        if (most := self.most_blocks) is not None:  # spare memory counts, too
-            self.memory.trim(max(0, min(self._most_spare, most - self.in_use)))
+        self.ledger.used += count * self.block_bytes
+        self.ledger.trim()
         return blocks
+
+    def trim(self, most: int) -> int:
+        """Keep at most so many bytes of released memory for later; how many are kept. With `lock` held."""
+        self.memory.trim(min(self._most_spare, most // self.block_bytes))
+        return self.memory.spare * self.block_bytes
 
     def hold(self, block: int) -> int:
         """One more owner."""
@@ -112,6 +142,7 @@ class BlockPool:
                 if self._owners[block] == 0:
                     del self._owners[block]
                     self.memory.release(block)
+                    self.ledger.used -= self.block_bytes
             if self.memory.spare > self._most_spare:
                 self.memory.trim(self._most_spare)
 
@@ -143,52 +174,109 @@ class BlockPool:
         return own
 
 
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """Where layers keep keys and values of which they see only the last."""
+
+    pool: BlockPool
+    reach: int  # so many tokens back, the own one included
+
+    def first(self, position: int) -> int:
+        """The first block that a token at this position sees something of."""
+        return max(0, position + 1 - self.reach) // self.pool.block_tokens
+
+    def numbers(self, position: int) -> range:
+        """The blocks that have to be there in order to go on at a position."""
+        return range(self.first(position), -(-position // self.pool.block_tokens))
+
+
+GONE = -1
+
+
 class SequenceKV:
     """Keys and values of one sequence: it owns each of its blocks, perhaps together with others."""
 
-    def __init__(self, pool: BlockPool, capacity: int) -> None:
+    def __init__(self, pool: BlockPool, capacity: int, windows: Windows | None = None) -> None:
         self.pool = pool
         self.capacity = capacity
         self.length = 0
         self.blocks: list[int] = []
+        self.windows: list[int] = []  # as many as `blocks`, where the model has windows; GONE: out of sight
+        self._windows = windows
+        self._seen = 0  # blocks of windows before this one are gone
+
+    @property
+    def size_bytes(self) -> int:
+        windows = sum(block != GONE for block in self.windows[self._seen :])
+        return len(self.blocks) * self.pool.block_bytes + (
+            windows * self._windows.pool.block_bytes if self._windows is not None else 0
+        )
 
     def reserve(self, tokens: int, wait: bool = True) -> None:
         """Blocks for this many tokens in all; those from `length` on belong to this sequence alone."""
         assert tokens <= self.capacity, f"{tokens} tokens in a KV cache for {self.capacity}"
-        size = self.pool.block_tokens
+        self._reserve(self.pool, self.blocks, tokens, wait)
+        if self._windows is not None:
+            self._forget_unseen(self._windows)
+            self._reserve(self._windows.pool, self.windows, tokens, wait)
+
+    def _reserve(self, pool: BlockPool, blocks: list[int], tokens: int, wait: bool) -> None:
+        size = pool.block_tokens
         first = self.length // size
-        if self.length % size and tokens > self.length and self.pool.owners(self.blocks[first]) > 1:
-            shared, self.blocks[first] = self.blocks[first], self.pool.copy(self.blocks[first], wait)
-            self.pool.drop([shared])
-        missing = -(-tokens // size) - len(self.blocks)
+        if self.length % size and tokens > self.length and pool.owners(blocks[first]) > 1:
+            shared, blocks[first] = blocks[first], pool.copy(blocks[first], wait)
+            pool.drop([shared])
+        missing = -(-tokens // size) - len(blocks)
         if missing > 0:
-            self.blocks += self.pool.allocate_many(missing, wait=wait)
+            blocks += pool.allocate_many(missing, wait=wait)
+
+    def _forget_unseen(self, windows: Windows) -> None:
+        """One block more than is seen stays: a history may end at the last full block."""
+        first = max(0, windows.first(self.length) - 1)
+        if first > self._seen:
+            windows.pool.drop(block for block in self.windows[self._seen : first] if block != GONE)
+            self.windows[self._seen : first] = [GONE] * (first - self._seen)
+            self._seen = first
 
     def truncate(self, length: int) -> None:
+        """Forget the tokens from `length` on. Where there are windows, those before must still be seen."""
         assert 0 <= length <= self.length
         self.length = length
         kept = -(-length // self.pool.block_tokens)
+        self._cut(kept)
+
+    def _cut(self, kept: int) -> None:
         self.pool.drop(self.blocks[kept:])
         del self.blocks[kept:]
+        if self._windows is not None:
+            self._windows.pool.drop(block for block in self.windows[kept:] if block != GONE)
+            del self.windows[kept:]
 
-    def adopt(self, blocks: list[int], length: int) -> None:
-        """Begin with blocks that are known and held for this sequence."""
+    def adopt(self, blocks: list[int], length: int, windows: Mapping[int, int] | None = None) -> None:
+        """Begin with blocks that are known and held for this sequence; those of windows by number."""
         assert not self.blocks, "only an empty sequence can begin"
         self.blocks, self.length = blocks, length
+        self._adopt_windows(windows or {})
 
-    def go_on_with(self, blocks: list[int]) -> None:
+    def go_on_with(self, blocks: list[int], windows: Mapping[int, int] | None = None) -> None:
         """Take over full blocks that are known and held for this sequence: they hold what it would compute next. What
-        it has of the first of them is given up.
+        it has of the first of them is given up; and its windows, for those that it needs from now on.
         """
-        full = self.length // self.pool.block_tokens
-        self.pool.drop(self.blocks[full:])
-        self.blocks[full:] = blocks
+        self._cut(self.length // self.pool.block_tokens)
+        self.blocks += blocks
         self.length = len(self.blocks) * self.pool.block_tokens
+        self._adopt_windows(windows or {})
+
+    def _adopt_windows(self, windows: Mapping[int, int]) -> None:
+        if self._windows is not None:
+            self._windows.pool.drop(block for block in self.windows if block != GONE)
+            self.windows = [windows.get(number, GONE) for number in range(len(self.blocks))]
+            self._seen = min(windows, default=0)
 
     def close(self) -> None:
         """Give the blocks back. What else owns them keeps them."""
-        self.pool.drop(self.blocks)
-        self.blocks, self.length = [], 0
+        self._cut(0)
+        self.length = self._seen = 0
 
 
 class HeapBlocks(HostBlocks):

@@ -43,17 +43,19 @@ class Recency:
         if rank is not None:
             del self._queues[rank][id(node)]
 
-    def oldest(self, rank: int, count: int, busy: Callable[[Node], bool]) -> list[Node]:
-        """Up to `count` nodes of a rank, the longest unused first. A busy one is in use now: it goes to the end of the
-        queue, so that it is not looked at each time.
+    def oldest(self, rank: int, wanted: int, weigh: Callable[[Node], int], most: int | None = None) -> list[Node]:
+        """Nodes of a rank, the longest unused first, until they weigh as much as is wanted, and at most `most`. What
+        weighs nothing is in use now: it goes to the end of the queue, so that it is not looked at each time.
         """
         queue = self._queues[rank]
         found: list[Node] = []
         passed: list[Node] = []
         for node, _ in queue.values():
-            if len(found) >= count:
+            if wanted <= 0 or len(found) == most:
                 break
-            (passed if busy(node) else found).append(node)
+            weight = weigh(node)
+            wanted -= weight
+            (found if weight else passed).append(node)
         for node in passed:
             queue[id(node)] = node, next(_clock)
             queue.move_to_end(id(node))

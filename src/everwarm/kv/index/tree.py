@@ -1,8 +1,9 @@
 """Every block that is known, hot or warm, in a tree of prefixes.
 
 A path from a root spells a token history; a node is the block of its last tokens. Full blocks have children, partial
-ones (the ends of histories) do not. A node stays while it is hot, on disk, owned by an agent or has children. Nodes are
-changed by `Index` alone, with its lock held.
+ones (the ends of histories) do not. What layers of another kind need there (the last tokens that a window sees) is a
+node of its own beside it, which may be missing. A node stays while it is hot, on disk, owned by an agent or has
+children or something beside it. Nodes are changed by `Index` alone, with its lock held.
 """
 
 import bisect
@@ -12,6 +13,7 @@ from operator import attrgetter
 
 import numpy as np
 
+from everwarm.kernels.backend import FULL
 from everwarm.kv.chain import Key, child_key
 from everwarm.kv.receipt import Why
 
@@ -36,6 +38,9 @@ class Node:
     pinned: int = 0  # of those, pinned
     claims: int = 0  # turns that use it (its ref count)
     lost: Why | None = None  # why it has no bytes any more
+    kind: str = FULL
+    beside: dict[str, "Node"] = field(default_factory=dict)  # the same tokens, for other kinds of layers
+    main: "Node | None" = None  # of a node that lies beside another: that one
 
     @property
     def available(self) -> bool:
@@ -50,6 +55,11 @@ class Node:
     def owned(self) -> bool:
         return self.named + self.anonymous > 0
 
+    @property
+    def spoken_for(self) -> bool:
+        """Whether anything needs it."""
+        return bool(self.available or self.owned or self.claims or self.writing or self.children or self.beside)
+
     def path(self) -> list["Node"]:
         """From the first block to this one."""
         nodes: list[Node] = []
@@ -58,6 +68,18 @@ class Node:
             nodes.append(node)
             node = node.parent
         return nodes[::-1]
+
+
+def is_available(node: Node) -> bool:
+    return node.available
+
+
+def is_hot(node: Node) -> bool:
+    return node.block is not None
+
+
+def is_safe(node: Node) -> bool:
+    return node.safe
 
 
 NODE_BYTES = 1000
@@ -70,6 +92,10 @@ class Tree:
     def __init__(self, block_tokens: int) -> None:
         self._block_bytes = 4 * block_tokens
         self.nodes: dict[Key, Node] = {}
+        self.beside = 0  # how many nodes lie beside others
+
+    def __len__(self) -> int:
+        return len(self.nodes) + self.beside
 
     def root(self, key: Key) -> Node:
         if key not in self.nodes:
@@ -92,17 +118,31 @@ class Tree:
         found = parent.children[at] if at < len(parent.children) else None
         return found if found is not None and found.tokens == tokens else None
 
+    def beside_of(self, node: Node, kind: str) -> Node:
+        """What another kind of layers has of the same tokens, made if it is not known."""
+        found = node.beside.get(kind)
+        if found is None:
+            found = Node(node.key, node.parent, node.tokens, node.end, kind=kind, main=node)
+            node.beside[kind] = found
+            self.beside += 1
+        return found
+
     def forget(self, node: Node) -> None:
-        """Take nodes out that nothing speaks for any more: this one, then its parents."""
-        while node.parent is not None and not (
-            node.available or node.owned or node.claims or node.writing or node.children
-        ):
-            if self.nodes.get(node.key) is not node:
+        """Take nodes out that nothing speaks for any more: this one, then the one it lies beside, then its parents."""
+        while node.parent is not None and not node.spoken_for:
+            if node.main is not None:
+                if node.main.beside.get(node.kind) is not node:
+                    return
+                del node.main.beside[node.kind]
+                self.beside -= 1
+                node = node.main
+                continue
+            parent = node.parent
+            if self.nodes.get(node.key) is not node or parent is None:
                 return
             del self.nodes[node.key]
-            siblings = node.parent.children
-            del siblings[bisect.bisect_left(siblings, node.tokens, key=_tokens)]
-            node = node.parent
+            del parent.children[bisect.bisect_left(parent.children, node.tokens, key=_tokens)]
+            node = parent
 
     def walk(self, root: Node, tokens: bytes) -> tuple[list[Node], Node | None, int]:
         """The full blocks that spell the beginning of `tokens`; then the block that shares most of what follows, if

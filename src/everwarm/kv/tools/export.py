@@ -1,15 +1,17 @@
 """An agent as one file, for another machine with the same weights and the same arithmetic.
 
 The file is a safetensors file (`kv.container`) with the history (`tokens`, `text`) and its KV (`kv.0`: a row per block,
-in order). No salt and no block names leave the machine: where the file arrives, names are made anew.
+in order; `window.0`: the same for the last blocks of layers with a window). No salt and no block names leave the
+machine: where the file arrives, names are made anew.
 """
 
 import errno
 import json
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version as installed
 from pathlib import Path
@@ -18,15 +20,26 @@ import numpy as np
 import xxhash
 
 from everwarm.errors import StoreError
+from everwarm.kernels.backend import FULL, WINDOW
 from everwarm.kv import container
-from everwarm.kv.chain import Key, child_key, token_bytes
+from everwarm.kv.chain import child_key, token_bytes
 from everwarm.kv.container import Array
 from everwarm.kv.disk.files import TEMPORARY, Files
 from everwarm.kv.ids import ModelIds
 from everwarm.kv.manifest import Manifest, pack_text
 from everwarm.kv.store import AgentStore
-from everwarm.kv.tools.exported import FORMAT, VERSION, Moved, Progress, parts_of, quiet
+from everwarm.kv.tools.exported import (
+    FORMAT,
+    VERSION,
+    Moved,
+    Progress,
+    block_numbers,
+    block_tensors,
+    parts_of,
+    quiet,
+)
 from everwarm.kv.warm.blocks import BlockName
+from everwarm.kv.warm.blockstore import ObjectId
 
 
 def export_agent(
@@ -43,19 +56,19 @@ def export_agent(
     if os.path.lexists(path):
         raise StoreError(f"{path}: exists already; remove it or take another name")
     agent = store.find(name, tenant)
-    lost: set[Key] = set()
+    lost: set[ObjectId] = set()
     while True:
         manifest = store.histories.manifest(agent)
         names = block_names(manifest, store.ids)
-        usable = next((i for i, block in enumerate(names) if block.key in lost), len(names))
+        covered = _covered(store, manifest, names, lost)
+        usable = -(-covered // store.index.block_tokens)
         try:
-            size = _write(store, manifest, names[:usable], path, progress or quiet, files or Files())
+            size = _write(store, manifest, names, covered, path, progress or quiet, files or Files())
         except _LostError as error:  # perhaps the end of a history that has just grown: look again
-            lost.add(error.key)
+            lost.add(error.object)
             continue
         except OSError as error:
             raise StoreError(f"{path}: can't be written: {error.strerror or error}") from None
-        covered = min(manifest.kv_tokens, usable * store.index.block_tokens)
         return Moved(
             manifest.name, manifest.tenant, manifest.model, str(path), len(manifest.tokens), covered, usable,
             len(names) - usable, size,
@@ -77,22 +90,46 @@ def block_names(manifest: Manifest, ids: ModelIds) -> list[BlockName]:
     return names
 
 
+def _covered(store: AgentStore, manifest: Manifest, names: list[BlockName], lost: set[ObjectId]) -> int:
+    """How many tokens of a history can be exported with all that it takes to go on behind them."""
+    size, index = store.index.block_tokens, store.index
+    usable = next((number for number, name in enumerate(names) if name.id in lost), len(names))
+    covered = min(manifest.kv_tokens, usable * size)
+
+    def beside(name: BlockName) -> bool:
+        node = index.find(name.key)
+        found = None if node is None else node.beside.get(WINDOW)
+        return found is not None and found.available and replace(name, kind=WINDOW).id not in lost
+
+    while index.windows is not None and covered and not all(beside(names[n]) for n in index.windows.numbers(covered)):
+        covered = (-(-covered // size) - 1) * size
+    return covered
+
+
 class _LostError(Exception):
     """A block can't be had."""
 
-    def __init__(self, key: Key) -> None:
-        self.key = key
+    def __init__(self, which: ObjectId) -> None:
+        self.object = which
 
 
 def _write(
-    store: AgentStore, manifest: Manifest, names: list[BlockName], path: Path, progress: Progress, files: Files
+    store: AgentStore,
+    manifest: Manifest,
+    names: list[BlockName],
+    covered: int,
+    path: Path,
+    progress: Progress,
+    files: Files,
 ) -> int:
     tokens, text = np.asarray(manifest.tokens, "<u4"), pack_text(manifest.runs, manifest.messages)
-    groups = store.ids.layout.groups
     tensors = [container.Tensor("tokens", "U32", tokens.shape), container.Tensor("text", "U8", text.shape)]
-    tensors += [
-        container.Tensor(f"kv.{number}", "U8", (len(names), group.block_bytes)) for number, group in enumerate(groups)
-    ]
+    wanted = {
+        kind: [replace(names[n], kind=kind) for n in block_numbers(store.ids, kind, covered)]
+        for kind in store.ids.layout.kinds
+    }
+    for kind, of_kind in wanted.items():
+        tensors += block_tensors(store.ids, kind, len(of_kind))
     said = {
         "format": FORMAT,
         "version": VERSION,
@@ -104,11 +141,11 @@ def _write(
         "numerics_id": manifest.numerics_id,
         "layout": manifest.layout,
         "block_tokens": str(store.index.block_tokens),
-        "kv_tokens": str(min(manifest.kv_tokens, len(names) * store.index.block_tokens)),
+        "kv_tokens": str(covered),
     }
     blank = container.blank_header(said, tensors)
     total = len(blank) + sum(tensor.size_bytes for tensor in tensors)
-    data = partial(_data, store, names, [tokens, text])
+    data = partial(_data, store, wanted, [tokens, text])
     # The checksum comes first in the file, so everything is read twice: files are written front to back.
     digest, done = xxhash.xxh3_128(blank), len(blank)
     for part in data():
@@ -146,14 +183,15 @@ def _write(
     return total
 
 
-def _data(store: AgentStore, names: list[BlockName], first: list[Array]) -> Iterator[Array]:
+def _data(store: AgentStore, names: Mapping[str, list[BlockName]], first: list[Array]) -> Iterator[Array]:
     """What follows the header, in order. Each block is valid until the next one is asked for."""
     yield from first
-    block = np.empty(store.index.block_bytes, np.uint8)
-    for part in parts_of(block, store.ids):  # one group after the other; today's models have one
-        for name in names:
-            _read(store, name, block)
-            yield part
+    for kind, of_kind in names.items():
+        block = np.empty(store.ids.layout.block_bytes(kind), np.uint8)
+        for part in parts_of(block, store.ids, kind):  # one group after the other; most models have one
+            for name in of_kind:
+                _read(store, name, block)
+                yield part
 
 
 def _write_all(files: Files, descriptor: int, data: memoryview) -> None:
@@ -166,14 +204,16 @@ def _write_all(files: Files, descriptor: int, data: memoryview) -> None:
 
 def _read(store: AgentStore, name: BlockName, buffer: Array) -> None:
     node = store.index.find(name.key)
+    if node is not None and name.kind != FULL:
+        node = node.beside.get(name.kind)
     block = None if node is None else store.index.hold(node)
-    if block is not None:
-        np.copyto(buffer, store.index.pool.read(block))
-        store.index.pool.drop([block])
+    if node is not None and block is not None:
+        np.copyto(buffer, store.index.pool_of(node).read(block))
+        store.index.drop(node, block)
         return
     try:
         if store.warm is None:
-            raise _LostError(name.key)
+            raise _LostError(name.id)
         store.warm.blocks.get(name, [buffer])
     except (OSError, StoreError):
-        raise _LostError(name.key) from None
+        raise _LostError(name.id) from None

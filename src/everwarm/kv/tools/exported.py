@@ -17,6 +17,7 @@ import numpy as np
 import xxhash
 
 from everwarm.errors import StoreError
+from everwarm.kernels.backend import FULL, WINDOW
 from everwarm.kv import container
 from everwarm.kv.believable import check_messages, check_tokens
 from everwarm.kv.chain import U32
@@ -28,6 +29,8 @@ from everwarm.types import Run
 
 FORMAT = "everwarm-export"
 VERSION = "1"
+NAMES = {FULL: "kv", WINDOW: "window"}
+"""Of the tensors that hold blocks, by kind."""
 MOST_TOKENS = 1 << 24
 _CHUNK = 1 << 20
 
@@ -57,7 +60,7 @@ class Content:
     tokens: U32
     runs: tuple[Run, ...]
     messages: tuple[Any, ...] | None
-    digests: list[list[bytes]]  # of each block, by group: what is read again is compared
+    digests: dict[str, list[bytes]]  # of each row of a tensor of blocks: what is read again is compared
 
 
 class Export:
@@ -66,6 +69,7 @@ class Export:
     def __init__(self, path: Path) -> None:
         """Raises StoreError naming the file."""
         self.path = path
+        self._starts: dict[str, int] = {}  # of tensors, once they were read
         try:
             self._descriptor = open_regular(path)
         except OSError as error:
@@ -116,10 +120,8 @@ class Export:
             container.Tensor("tokens", "U32", (self.tokens,)),
             container.Tensor("text", "U8", self._tensors["text"].shape if "text" in self._tensors else ()),
         ]
-        expected += [
-            container.Tensor(f"kv.{number}", "U8", (self.blocks, group.block_bytes))
-            for number, group in enumerate(ids.layout.groups)
-        ]
+        for kind in ids.layout.kinds:
+            expected += block_tensors(ids, kind, len(block_numbers(ids, kind, self.kv_tokens)))
         if self.block_tokens != ids.layout.block_tokens or list(self._tensors.values()) != expected:
             raise StoreError(f"{self.path}: its tensors are not those of {self.blocks} blocks of this model")
 
@@ -139,15 +141,16 @@ class Export:
         blank, digits = container.split_checksum(self._header)
         digest = xxhash.xxh3_128(blank)
         at, small = len(self._header), dict[str, Array]()
-        digests: list[list[bytes]] = []
+        digests: dict[str, list[bytes]] = {}
         for name, tensor in self._tensors.items():
-            if name.startswith("kv."):
+            self._starts[name] = at
+            if name.partition(".")[0] in NAMES.values():
                 row = np.empty(tensor.shape[1], np.uint8)
-                digests.append([])
+                digests[name] = []
                 for number in range(tensor.shape[0]):
                     self._fill(row, at + number * len(row))
                     digest.update(row.data)
-                    digests[-1].append(xxhash.xxh3_128_digest(row.data))
+                    digests[name].append(xxhash.xxh3_128_digest(row.data))
                     progress(at + (number + 1) * len(row), self.size_bytes)
             else:
                 small[name] = np.empty(tensor.size_bytes, np.uint8)
@@ -173,14 +176,13 @@ class Export:
         except StoreError as error:
             raise StoreError(f"{self.path}: {error}") from None
 
-    def block(self, number: int, content: Content, parts: list[Array]) -> None:
-        """Read one block, group by group. Raises StoreError if it is not what `read` has seen."""
-        at = len(self._header) + self._tensors["tokens"].size_bytes + self._tensors["text"].size_bytes
-        for part, digests in zip(parts, content.digests, strict=True):
-            self._fill(part, at + number * len(part))
-            if xxhash.xxh3_128_digest(part.data) != digests[number]:
+    def block(self, kind: str, row: int, content: Content, parts: list[Array]) -> None:
+        """Read one block of a kind, group by group. Raises StoreError if it is not what `read` has seen."""
+        for number, part in enumerate(parts):
+            name = f"{NAMES[kind]}.{number}"
+            self._fill(part, self._starts[name] + row * len(part))
+            if xxhash.xxh3_128_digest(part.data) != content.digests[name][row]:
                 raise StoreError(f"{self.path}: it was changed while it was being read")
-            at += self.blocks * len(part)
 
     def _fill(self, buffer: Array, at: int) -> None:
         view, done = memoryview(buffer.data), 0
@@ -202,9 +204,24 @@ class Export:
         self.close()
 
 
-def parts_of(block: Array, ids: ModelIds) -> list[Array]:
+def block_numbers(ids: ModelIds, kind: str, kv_tokens: int) -> range:
+    """Which blocks of a kind a history of so many tokens needs in order to go on."""
+    size, reach = ids.layout.block_tokens, ids.layout.reach
+    first = 0 if kind == FULL else max(0, kv_tokens + 1 - reach) // size
+    return range(first, -(-kv_tokens // size))
+
+
+def block_tensors(ids: ModelIds, kind: str, rows: int) -> list[container.Tensor]:
+    """A row per block, group by group."""
+    return [
+        container.Tensor(f"{NAMES[kind]}.{number}", "U8", (rows, group.block_bytes))
+        for number, group in enumerate(ids.layout.of_kind(kind))
+    ]
+
+
+def parts_of(block: Array, ids: ModelIds, kind: str = FULL) -> list[Array]:
     """A block's bytes, group by group: views."""
-    ends = np.cumsum([group.block_bytes for group in ids.layout.groups])
+    ends = np.cumsum([group.block_bytes for group in ids.layout.of_kind(kind)])
     return np.split(block, ends[:-1])
 
 

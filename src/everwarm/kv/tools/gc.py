@@ -13,7 +13,7 @@ from everwarm.errors import StoreError
 from everwarm.kv import container
 from everwarm.kv.tools.inventory import ModelEntry, take_inventory
 from everwarm.kv.warm.blocks import FORMAT, VERSION
-from everwarm.kv.warm.blockstore import BLOCKS, MANIFESTS, QUARANTINE, Blob, BlockStore, ObjectId, read_header
+from everwarm.kv.warm.blockstore import BLOCKS, MANIFESTS, QUARANTINE, Blob, BlockStore, read_header
 from everwarm.kv.warm.others import victims
 
 
@@ -95,8 +95,8 @@ def _of_model(store: BlockStore, entry: ModelEntry, before: float, notes: list[s
     unsure = {**entry.other_versions, **entry.unreadable}
     for blob, problem in unsure.items():
         notes.append(f"{store.where(blob)}: {problem}; blocks that only it may own are left alone")
-    for key, size in entry.blocks.items():
-        blob = ObjectId(key).blob(entry.directory)
+    for found, size in entry.objects.items():
+        blob, key = found.blob(entry.directory), found.key
         if key in owned or (unsure and key not in once):
             continue
         if _other_version(store, blob):

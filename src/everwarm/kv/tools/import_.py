@@ -12,13 +12,14 @@ from pathlib import Path
 import numpy as np
 
 from everwarm.errors import AgentExistsError, StoreError
+from everwarm.kernels.backend import FULL, WINDOW
 from everwarm.kv.agent import Agent, check_name
 from everwarm.kv.chain import token_bytes
 from everwarm.kv.container import Array
 from everwarm.kv.index.tree import Node
 from everwarm.kv.manifest import Manifest, merged, text_digests
 from everwarm.kv.store import AgentStore
-from everwarm.kv.tools.exported import Content, Export, Moved, Progress, parts_of, quiet
+from everwarm.kv.tools.exported import Content, Export, Moved, Progress, block_numbers, parts_of, quiet
 from everwarm.kv.warm.tenants import DEFAULT_TENANT
 from everwarm.kv.warm.tier import WarmTier
 
@@ -40,7 +41,7 @@ def import_agent(
         export.check_model(store.ids)
         name = check_name(export.name if name is None else name, "agent")
         tenant = check_name(tenant or DEFAULT_TENANT, "tenant")
-        needed, quota = export.blocks * tier.block_bytes, tier.shared.quota
+        needed, quota = _needed(tier, export), tier.shared.quota
         if needed > quota:
             raise StoreError(f"{path}: {needed:,} bytes, the quota is {quota:,}: give a larger --warm-quota")
         advice = "remove it, or give another name (--as)"
@@ -62,6 +63,12 @@ def import_agent(
         )  # fmt: skip
 
 
+def _needed(tier: WarmTier, export: Export) -> int:
+    """Bytes of its blocks in the store."""
+    ids, blocks = tier.blocks.ids, tier.blocks
+    return sum(len(block_numbers(ids, kind, export.kv_tokens)) * blocks.object_bytes(kind) for kind in ids.layout.kinds)
+
+
 class _Import:
     """Blocks, then the manifest; files are written by the writer's thread, from memory that nobody else needs."""
 
@@ -71,28 +78,43 @@ class _Import:
         self._store, self._tier, self._agent = store, tier, agent
         self._export, self._content, self._salt = export, content, salt
         self._chain: list[Node] = []
+        self._beside: list[Node] = []
         self._written: list[Node] = []
 
     def run(self) -> None:
         store, index = self._store, self._store.index
         size = 4 * index.block_tokens
         tokens = token_bytes(self._content.tokens)[: 4 * self._export.kv_tokens]
-        block = np.empty(index.block_bytes, np.uint8)
-        parts = parts_of(block, store.ids)
         node = store.histories.root(self._salt)
         try:
             for number in range(self._export.blocks):
                 node = index.claim_child(node, tokens[number * size : (number + 1) * size])
                 self._chain.append(node)
-                self._export.block(number, self._content, parts)
-                store.writer.submit(partial(self._put, node, block)).result()
+            with index.lock:
+                self._beside = index.beside(self._chain, self._positions, make=True)
+                index.claim(self._beside)
+            self._write(FULL, self._chain)
+            self._write(WINDOW, self._beside)
             store.histories.save(self._agent, self._manifest(), self._chain).result()
         except BaseException:
             store.histories.withdraw(self._agent)
-            index.release(reversed(self._chain))
+            index.release([*self._beside, *reversed(self._chain)])
             store.writer.submit(lambda: self._tier.delete_unowned(self._written[::-1])).result()
             raise
-        index.release(reversed(self._chain))
+        index.release([*self._beside, *reversed(self._chain)])
+
+    @property
+    def _positions(self) -> tuple[int, ...]:
+        """An export holds what it takes to go on at its end."""
+        windows = self._store.index.windows is not None and self._export.kv_tokens
+        return (self._export.kv_tokens,) if windows else ()
+
+    def _write(self, kind: str, nodes: list[Node]) -> None:
+        block = np.empty(self._store.ids.layout.block_bytes(kind), np.uint8)
+        parts = parts_of(block, self._store.ids, kind)
+        for row, node in enumerate(nodes):
+            self._export.block(kind, row, self._content, parts)
+            self._store.writer.submit(partial(self._put, node, block)).result()
 
     def _put(self, node: Node, block: Array) -> None:
         """What is known already was computed here: it stays."""
@@ -102,11 +124,11 @@ class _Import:
         known = index.hold(node)
         try:
             with self._tier.shared.mutex:
-                self._tier.put(node, block if known is None else index.pool.read(known))
+                self._tier.put(node, block if known is None else index.pool_of(node).read(known))
             self._written.append(node)
         finally:
             if known is not None:
-                index.pool.drop([known])
+                index.drop(node, known)
 
     def _manifest(self) -> Manifest:
         content, ids, now = self._content, self._store.ids, self._store.histories.clock()
@@ -123,6 +145,7 @@ class _Import:
             tokens=content.tokens,
             kv_tokens=self._export.kv_tokens,
             blocks=tuple(node.key for node in self._chain),
+            positions=self._positions,
             runs=content.runs,
             messages=content.messages,
             text_digest=text_digests(merged(content.runs))[-1] if content.runs else "",

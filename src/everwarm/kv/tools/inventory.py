@@ -47,7 +47,8 @@ class ModelEntry:
     ids: ModelIds | None = None
     problem: str = ""  # why `ids` is None
     agents: list[AgentEntry] = field(default_factory=list)
-    blocks: dict[Key, int] = field(default_factory=dict)  # bytes of each file
+    objects: dict[ObjectId, int] = field(default_factory=dict)  # bytes of each file
+    blocks: dict[Key, int] = field(default_factory=dict)  # bytes of each block, with all that lies beside it
     unreadable: dict[Blob, str] = field(default_factory=dict)  # manifests, and why
     other_versions: dict[Blob, str] = field(default_factory=dict)  # manifests that another everwarm can read
 
@@ -160,7 +161,8 @@ def open_agents(store: BlockStore, model: ModelEntry, *, writing: bool, quota: i
     if writing:
         store.lock().release()
     layout = model.ids.layout
-    index = Index(HeapBlocks(layout.block_tokens, layout.block_bytes))
+    memories = {kind: HeapBlocks(layout.block_tokens, layout.block_bytes(kind)) for kind in layout.kinds}
+    index = Index(memories, reach=layout.reach)
     agents = AgentStore(index, model.ids, store, quota=quota, writing=writing)
     if writing and agents.read_only:
         agents.close()
@@ -188,18 +190,20 @@ def _model(store: BlockStore, model: str) -> ModelEntry:
             continue
         except (StoreError, OSError) as error:
             entry.unreadable[blob] = str(error)
-    entry.blocks = dict(_blocks(store, model))
+    entry.objects = dict(_objects(store, model))
+    for found_id, size in entry.objects.items():
+        entry.blocks[found_id.key] = entry.blocks.get(found_id.key, 0) + size
     owners = Counter(key for manifest, _, _ in found for key in set(manifest.blocks))
     for manifest, blob, size in found:
         sizes = {key: entry.blocks.get(key, 0) for key in manifest.blocks}
         own = sum(size for key, size in sizes.items() if owners[key] == 1)
-        lost = tuple(number for number, key in enumerate(manifest.blocks) if key not in entry.blocks)
+        lost = tuple(number for number, key in enumerate(manifest.blocks) if ObjectId(key) not in entry.objects)
         entry.agents.append(AgentEntry(manifest, blob, size, size + own, sum(sizes.values()) - own, lost))
     entry.agents.sort(key=lambda agent: -agent.manifest.used)
     return entry
 
 
-def _blocks(store: BlockStore, model: str) -> Iterator[tuple[Key, int]]:
+def _objects(store: BlockStore, model: str) -> Iterator[tuple[ObjectId, int]]:
     for blob, size in store.list(model, BLOCKS):
         if (found := ObjectId.of(blob)) is not None:
-            yield found.key, size
+            yield found, size

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from everwarm.errors import StoreError
+from everwarm.kernels.backend import FULL
 from everwarm.kv import container
 from everwarm.kv.chain import Key
 from everwarm.kv.container import VersionError
@@ -144,6 +145,7 @@ class _Model:
         self._ids: ModelIds | None = None
         self._manifests: list[Manifest] = []
         self._parents: dict[Key, Key] = {}  # of sound blocks
+        self._beside: list[ObjectId] = []  # sound objects that lie beside blocks
         self._unsure = False  # someone may own blocks whom we can't ask
 
     def check(self) -> None:
@@ -218,19 +220,25 @@ class _Model:
         if self._ids is None:
             said, _ = container.decode(self._store.read(blob))
             container.check_version(said, FORMAT, VERSION)
-            self._parents[found.key] = Key(bytes.fromhex(said.get("parent", "")))
+            self._note_sound(found, Key(bytes.fromhex(said.get("parent", ""))))
             return
         blocks = ModelBlocks(self._store, self._ids)
         try:
             name = blocks.describe(found)
-            blocks.get(name, [np.empty(self._ids.layout.block_bytes, np.uint8)])
+            blocks.get(name, [np.empty(self._ids.layout.block_bytes(found.kind), np.uint8)])
         except VersionError:
             # Another version keeps the checksum: else a digit is wrong, no more.
             container.decode(self._store.read(blob))
             raise
-        if (size := self._store.size(blob)) != blocks.object_bytes():
-            raise StoreError(f"{size:,} bytes, expected {blocks.object_bytes():,}")
-        self._parents[found.key] = name.parent
+        if (size := self._store.size(blob)) != (expected := blocks.object_bytes(found.kind)):
+            raise StoreError(f"{size:,} bytes, expected {expected:,}")
+        self._note_sound(found, name.parent)
+
+    def _note_sound(self, found: ObjectId, parent: Key) -> None:
+        if found.kind == FULL:
+            self._parents[found.key] = parent
+        else:
+            self._beside.append(found)
 
     def _check_chains(self) -> None:
         """Which blocks are lost, and which nobody can reach."""
@@ -253,6 +261,7 @@ class _Model:
             reached |= found
             ready += found
         lonely = [ObjectId(key).blob(self._model) for key in self._parents if key not in reached]
+        lonely += [found.blob(self._model) for found in self._beside if found.key not in reached]
         if lonely:
             size = "1 block" if len(lonely) == 1 else f"{len(lonely)} blocks"
             self._note(Blob(self._model, BLOCKS, ""), f"{size} that no history leads to")

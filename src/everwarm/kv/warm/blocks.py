@@ -15,12 +15,13 @@ from dataclasses import replace as replace_fields
 import numpy as np
 
 from everwarm.errors import StoreError
+from everwarm.kernels.backend import FULL
 from everwarm.kv import container
 from everwarm.kv.chain import Key, child_key, token_bytes, token_list
 from everwarm.kv.container import Array, VersionError
 from everwarm.kv.ids import ModelIds
 from everwarm.kv.manifest import Manifest, decode, encode, file_name
-from everwarm.kv.warm.blockstore import BLOCKS, FULL, MANIFESTS, Blob, BlockStore, ObjectId, read_header
+from everwarm.kv.warm.blockstore import BLOCKS, MANIFESTS, Blob, BlockStore, ObjectId, read_header
 from everwarm.kv.warm.sealed import sealed, unsealed
 
 _log = logging.getLogger(__name__)
@@ -68,17 +69,21 @@ class ModelBlocks:
         self.store = store
         self.ids = ids
         self.model = ids.directory
-        groups = ids.layout.groups
-        self._tensors = [
-            container.Tensor(f"kv.{number}", "U8", (group.block_bytes,)) for number, group in enumerate(groups)
-        ]
+        self._tensors = {
+            kind: [
+                container.Tensor(f"kv.{number}", "U8", (group.block_bytes,))
+                for number, group in enumerate(ids.layout.of_kind(kind))
+            ]
+            for kind in ids.layout.kinds
+        }
         self._layout = ids.layout.digest  # part of every header
-        self._size = len(self._header(BlockName(Key(bytes(16)), Key(bytes(16)), bytes(4)))) + ids.layout.block_bytes
+        self._sizes = {kind: container.ALIGNMENT + ids.layout.block_bytes(kind) for kind in self._tensors}
 
     def object_bytes(self, kind: str = FULL) -> int:
-        """Bytes of an object of a kind: all have the same size, so that a truncated one shows in a listing."""
-        assert kind == FULL, f"this layout has no objects of kind {kind}"
-        return self._size
+        """Bytes of an object of a kind: all have the same size, so that a truncated one shows in a listing. 0 if this
+        layout has no such kind.
+        """
+        return self._sizes.get(kind, 0)
 
     def prepare(self) -> int:
         """Make what a process that writes needs; how many damaged records were set aside."""
@@ -111,7 +116,7 @@ class ModelBlocks:
         blank = self._header(name)
         header = container.with_checksum(blank, container.checksum(blank, buffers))
         self.store.put(self.blob(name.id), [header, *buffers])
-        return self._size
+        return self.object_bytes(name.kind)
 
     def get(self, name: BlockName, buffers: Sequence[Array]) -> float:
         """Fill the buffers; the seconds that verifying took. Raises CorruptError, VersionError, OSError; then nothing
@@ -120,9 +125,9 @@ class ModelBlocks:
         header = bytearray(container.ALIGNMENT)
         size = self.store.get(self.blob(name.id), [memoryview(header), *(part.data for part in buffers)])
         started = time.perf_counter()
-        if size != self._size:
+        if size != (expected := self.object_bytes(name.kind)):
             self.check_version(name.id)
-            raise CorruptError(f"truncated: {size:,} bytes of {self._size:,}")
+            raise CorruptError(f"truncated: {size:,} bytes of {expected:,}")
         blank, digits = container.split_checksum(bytes(header))
         if blank != self._header(name):
             self.check_version(name.id)
@@ -140,6 +145,8 @@ class ModelBlocks:
     def describe(self, object_id: ObjectId) -> BlockName:
         """What a block says about itself. Raises CorruptError, VersionError, OSError."""
         header = bytearray(container.ALIGNMENT)
+        if object_id.kind not in self._tensors:
+            raise CorruptError(f"of a kind that this model does not have: {object_id.kind[:20]!r}")
         if self.store.get(self.blob(object_id), [memoryview(header)]) < len(header):
             raise CorruptError("truncated")
         try:
@@ -273,7 +280,7 @@ class ModelBlocks:
         }
         if name.kind != FULL:
             said["kind"] = name.kind
-        header = container.blank_header(said, self._tensors)
+        header = container.blank_header(said, self._tensors[name.kind])
         assert len(header) == container.ALIGNMENT, "a block of more tokens needs a larger header"
         return header
 

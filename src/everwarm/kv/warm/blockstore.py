@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from everwarm.errors import StoreError
+from everwarm.kernels.backend import FULL
 from everwarm.kv.chain import KEY_BYTES, Key
 from everwarm.kv.container import ALIGNMENT, Part, Tensor, header_length, read_metadata
 
@@ -16,8 +17,6 @@ BLOCKS = "blocks"
 MANIFESTS = "manifests"
 QUARANTINE = "quarantine"
 SUFFIX = ".safetensors"
-FULL = "full"
-"""The kind of today's objects: KV of full attention. Windows, latents and recurrent state are further kinds."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

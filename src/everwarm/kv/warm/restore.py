@@ -9,9 +9,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor, wait
 
 from everwarm.errors import CapacityError
-from everwarm.kv.index.index import Index
+from everwarm.kv.index.index import Index, Resume
 from everwarm.kv.index.pool import SequenceKV
-from everwarm.kv.index.tree import Node
+from everwarm.kv.index.tree import Node, is_hot
 from everwarm.kv.receipt import Cause, Receipt, Why
 from everwarm.kv.warm.tier import WarmTier
 
@@ -43,72 +43,126 @@ class Speed:
             self.seconds *= FORGET
 
 
+class _Held:
+    """Blocks that are held for a sequence which is about to begin with them."""
+
+    def __init__(self, index: Index) -> None:
+        self._index = index
+        self._blocks: dict[int, tuple[Node, int]] = {}
+        self.read: set[int] = set()  # of these, those that came from disk
+        self.read_bytes = 0
+
+    def hold(self, nodes: list[Node]) -> list[Node]:
+        """Hold what is in memory. Returns the others."""
+        for node in nodes:
+            if id(node) not in self._blocks and (block := self._index.hold(node)) is not None:
+                self._blocks[id(node)] = node, block
+        return [node for node in nodes if id(node) not in self._blocks]
+
+    def add(self, node: Node, block: int) -> None:
+        """It was read, and is held."""
+        self._blocks[id(node)] = node, block
+        self.read.add(id(node))
+        self.read_bytes += self._index.pool_of(node).block_bytes
+
+    def taken(self, plan: Resume) -> tuple[list[int], int, dict[int, int]]:
+        """What a sequence begins with. These blocks are its own from now on."""
+        blocks = [self._blocks.pop(id(node))[1] for node in plan.path]
+        windows = {number: self._blocks.pop(id(node))[1] for number, node in plan.windows.items()}
+        return blocks, plan.position, windows
+
+    def drop_rest(self) -> None:
+        for node, block in self._blocks.values():
+            self._index.drop(node, block)
+
+
 class Restorer:
     """Restores blocks of one model, and knows how fast that is."""
 
     def __init__(self, index: Index, tier: WarmTier | None, *, always: bool = False) -> None:
         """`always`: also what could be computed sooner."""
         self._index, self._tier, self._always = index, tier, always
-        self.read_speed, self.compute_speed = Speed(), Speed()  # seconds per block; per token
+        self.read_speed, self.compute_speed = Speed(), Speed()  # seconds per byte; per token
 
     def restore(
-        self, kv: SequenceKV, nodes: list[Node], receipt: Receipt, *, always: bool = False
-    ) -> tuple[int, Why | None]:
-        """Make `nodes` the blocks of an empty sequence, reading what is not in memory. Returns how many of them it has,
-        and why not more.
+        self, kv: SequenceKV, path: list[Node], wanted: int, receipt: Receipt, *, always: bool = False
+    ) -> Why | None:
+        """Let an empty sequence begin with the blocks of `path`, reading what is not in memory: as many tokens as
+        possible, at most `wanted`. Returns why not all of them.
         """
         started = time.perf_counter()
-        index, pool = self._index, self._index.pool
-        held = index.hold_all(nodes)
-        missing = [i for i in range(len(nodes)) if i not in held]
-        usable = len(nodes)
+        index, held = self._index, _Held(self._index)
+        failed: set[int] = set()
         why: Why | None = None
-        if missing and not always and not self._worth_it(len(missing), len(nodes) - missing[0]):
-            usable, why = missing[0], Why(Cause.RECOMPUTED, "computing is faster than reading")
-            missing = []
-        read: list[int] = []
         try:
-            if missing:
-                try:
-                    read = pool.allocate_many(len(missing), clear=False)
-                except CapacityError as full:
-                    usable, why, missing = missing[0], Why(Cause.RECOMPUTED, str(full)), []
-            reading = time.perf_counter()
-            failures = self._read_all([(nodes[i], block) for i, block in zip(missing, read, strict=True)], receipt)
-            reading_s = time.perf_counter() - reading
-        except BaseException:
-            pool.drop([*held.values(), *read])
-            raise
-        done = 0
-        for i, block, failure in zip(missing, read, failures, strict=True):
-            if failure is None:
-                done += 1
-                held[i] = index.made_hot(nodes[i], block)
-            else:
-                pool.drop([block])
-                if i < usable:
-                    usable, why = i, failure
-        kv.adopt([held.pop(i) for i in range(usable)], usable * index.block_tokens)
-        pool.drop(held.values())
-        if done:
-            self.read_speed.measured(done, reading_s)
-            self._count(receipt, done, time.perf_counter() - started)
-        receipt.tier = "warm" if any(i < usable for i in missing) else "hot"
-        return usable, why
+            while True:
+                with index.lock:
+                    plan = index.resume(path, wanted, without=failed)
+                    if why is None and not always and any(node.block is None for node in plan.nodes):
+                        hot = index.resume(path, wanted, is_hot)
+                        if not self._worth_it(plan, hot):
+                            plan, why = hot, Why(Cause.RECOMPUTED, "computing is faster than reading")
+                    missing = held.hold(plan.nodes)
+                if not missing:
+                    break
+                problem = self._fetch(missing, held, failed, receipt)
+                why = why or problem
+            kv.adopt(*held.taken(plan))
+        finally:
+            held.drop_rest()
+        if held.read_bytes:
+            receipt.restored_blocks = len(held.read)
+            self._count(receipt, held.read_bytes, time.perf_counter() - started)
+        receipt.tier = "warm" if any(id(node) in held.read for node in plan.nodes) else "hot"
+        return why
 
-    def _count(self, receipt: Receipt, blocks: int, seconds: float) -> None:
-        counts, size = self._index.counts, blocks * self._index.block_bytes
-        receipt.restored_blocks, receipt.restored_bytes, receipt.restore_s = blocks, size, seconds
-        counts.events["restored_blocks"] += blocks
+    def _fetch(self, nodes: list[Node], held: "_Held", failed: set[int], receipt: Receipt) -> Why | None:
+        """Read nodes into memory. Those that can't be had are added to `failed`. Returns what went wrong with the first
+        of these.
+        """
+        index = self._index
+        wanted: list[tuple[Node, int]] = []
+        try:
+            for kind, pool in index.pools.items():
+                of_kind = [node for node in nodes if node.kind == kind]
+                wanted += zip(of_kind, pool.allocate_many(len(of_kind), clear=False), strict=True)
+            reading = time.perf_counter()
+            failures = self._read_all(wanted, receipt)
+            reading_s = time.perf_counter() - reading
+        except BaseException as error:
+            for node, block in wanted:
+                index.drop(node, block)
+            if not isinstance(error, CapacityError):
+                raise
+            failed.update(map(id, nodes))
+            return Why(Cause.RECOMPUTED, str(error))
+        done = 0
+        why: Why | None = None
+        for (node, block), failure in zip(wanted, failures, strict=True):
+            if failure is None:
+                done += index.pool_of(node).block_bytes
+                held.add(node, index.made_hot(node, block))
+            else:
+                index.drop(node, block)
+                failed.add(id(node))
+                why = why or failure
+        self.read_speed.measured(done, reading_s)
+        return why
+
+    def _count(self, receipt: Receipt, size: int, seconds: float) -> None:
+        counts = self._index.counts
+        receipt.restored_bytes, receipt.restore_s = size, seconds
+        counts.events["restored_blocks"] += receipt.restored_blocks
         counts.events["restored_bytes"] += size
         counts.seconds["restore"] += seconds
 
-    def _worth_it(self, missing: int, from_gap: int) -> bool:
-        """Whether reading the missing blocks is faster than computing all blocks from the first missing one on."""
+    def _worth_it(self, plan: Resume, hot: Resume) -> bool:
+        """Whether reading what is missing is faster than computing what memory alone would leave to be computed."""
         read, compute = self.read_speed.seconds, self.compute_speed.seconds
         if self._always or read is None or compute is None:
             return True
-        if missing * read <= from_gap * self._index.block_tokens * compute:
+        missing = sum(self._index.pool_of(node).block_bytes for node in plan.nodes if node.block is None)
+        if missing * read <= (plan.position - hot.position) * compute:
             return True
         self.read_speed.doubt()
         return False
@@ -133,7 +187,8 @@ class Restorer:
             wait(others)  # they write into blocks of the pool
         for other in others:
             other.result()
-        receipt.read_s, receipt.verify_s = sum(each[0] for each in spent), sum(each[1] for each in spent)
+        receipt.read_s += sum(each[0] for each in spent)
+        receipt.verify_s += sum(each[1] for each in spent)
         return failures
 
     def _read(self, node: Node, block: int) -> tuple[float, Why | None]:

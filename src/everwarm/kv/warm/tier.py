@@ -15,11 +15,12 @@ from typing import Protocol
 import numpy as np
 
 from everwarm.errors import StoreError
+from everwarm.kernels.backend import FULL
 from everwarm.kv.chain import Key
 from everwarm.kv.container import Array, VersionError
 from everwarm.kv.eviction import Worth
 from everwarm.kv.index.index import Index
-from everwarm.kv.index.tree import Node
+from everwarm.kv.index.tree import Node, is_safe
 from everwarm.kv.manifest import Manifest
 from everwarm.kv.receipt import Cause, Why
 from everwarm.kv.warm.blocks import BlockName, CorruptError, ModelBlocks
@@ -55,8 +56,8 @@ class WarmTier:
         self.model = blocks.model
         self.quarantine = Quarantine(shared, index.counts.events)
         self.manifests = Manifests(blocks, shared, self.quarantine, index.counts.events)
-        self.garbage: set[Key] = set()  # on disk, but no chain of parents leads to them: deleted when space is needed
-        self.doomed: set[Key] = set()  # should be deleted and could not be: counted, and tried again at each save
+        self.garbage: set[ObjectId] = set()  # on disk, but no chain of parents leads there: deleted for space
+        self.doomed: set[ObjectId] = set()  # should be deleted and could not be: counted, and tried again at each save
         self._index = index
         self._conversations = conversations
         self._bytes = 0  # of blocks
@@ -79,8 +80,12 @@ class WarmTier:
 
     @property
     def block_bytes(self) -> int:
-        """Of one block, with its header."""
+        """Of one block of the main kind, with its header."""
         return self.blocks.object_bytes()
+
+    def size_of(self, node: Node) -> int:
+        """Of its file."""
+        return self.blocks.object_bytes(node.kind)
 
     # Saving -----------------------------------------------------------------------------------------------------------
 
@@ -89,32 +94,41 @@ class WarmTier:
         try:
             if not node.safe:
                 with self.shared.mutex:
-                    self.put(node, self._index.pool.read(block))
+                    self.put(node, self._index.pool_of(node).read(block))
         except (OSError, StoreError) as error:
             self._events["save_errors"] += 1
             _log.debug("block %s was not saved: %s", node.key.hex(), error)
         finally:
             self._index.end_write(node, block)
 
-    def commit(self, manifest: Manifest, chain: list[Node], superseded: Node | None) -> int:
-        """Make a history durable: its blocks, then its manifest; the bytes written for it now. `superseded`: a block
+    def commit(self, manifest: Manifest, chain: list[Node], superseded: list[Node]) -> int:
+        """Make a history durable: its blocks, then its manifest; the bytes written for it now. `superseded`: blocks
         that nobody needs once this is done. Raises StoreError.
         """
         started = time.perf_counter()
         who = manifest.tenant, manifest.name
         with self.shared.mutex:
-            if superseded is not None:
-                self._superseded.setdefault(who, []).append(superseded)
+            if superseded:
+                self._superseded.setdefault(who, []).extend(superseded)
             try:
                 if why := self.manifests.refusal(who):
                     raise StoreError(f"its manifest {why}; take another name, or remove that file")
                 self.delete_doomed()
                 saved, written = self._save_blocks(chain)
+                blocks = chain[:saved]
+                beside = self._index.beside(blocks, manifest.positions)
+                written += sum(self._save_blocks([node])[1] for node in beside)
                 self._sync()
                 # The manifest counts what is there: blocks may have been given up when memory was short, or come back.
-                blocks = chain[:saved]
+                end = blocks[-1].end if blocks else 0
+                with self._index.lock:
+                    positions = tuple(
+                        position
+                        for position in manifest.positions
+                        if self._index.resume(blocks, min(position, end), is_safe).position == position
+                    )
                 manifest = replace(
-                    manifest, blocks=tuple(node.key for node in blocks), kv_tokens=blocks[-1].end if blocks else 0
+                    manifest, blocks=tuple(node.key for node in blocks), kv_tokens=end, positions=positions
                 )
                 size = self.manifests.commit(manifest)
             except (OSError, StoreError) as error:
@@ -130,13 +144,13 @@ class WarmTier:
         """Write one block; its bytes on disk. Raises OSError, StoreError."""
         started = time.perf_counter()
         if not self._counted(node):
-            self.shared.make_room(self.block_bytes)
+            self.shared.make_room(self.size_of(node))
         size = self.blocks.put(_name(node), [data])
         with self._index.lock:
             self._bytes += 0 if self._counted(node) else size
             self._index.saved(node)
-            self.garbage.discard(node.key)
-            self.doomed.discard(node.key)
+            self.garbage.discard(_id(node))
+            self.doomed.discard(_id(node))
         self._unsynced.append(node)
         if len(self._unsynced) >= MOST_UNSYNCED:  # of turns that were never committed
             self._sync()
@@ -147,7 +161,7 @@ class WarmTier:
 
     def _counted(self, node: Node) -> bool:
         """Whether a file of this name is there and counts already."""
-        return node.on_disk or node.key in self.garbage or node.key in self.doomed
+        return node.on_disk or _id(node) in self.garbage or _id(node) in self.doomed
 
     def _save_blocks(self, chain: list[Node]) -> tuple[int, int]:
         """Write what is not safe yet; how many blocks from the beginning on are on disk, and the bytes written."""
@@ -157,20 +171,20 @@ class WarmTier:
                 continue
             block = self._index.hold(node)
             try:
-                data = self._index.pool.read(block) if block is not None else self._read_back(node)
+                data = self._index.pool_of(node).read(block) if block is not None else self._read_back(node)
                 if data is None:  # given up when memory was short: the history stays, its KV ends here
                     return number, written
                 written += self.put(node, data)
             finally:
                 if block is not None:
-                    self._index.pool.drop([block])
+                    self._index.drop(node, block)
         return len(chain), written
 
     def _read_back(self, node: Node) -> Array | None:
         """The bytes of a block that is on disk but suspect."""
         if not node.on_disk:
             return None
-        data = np.empty(self._index.block_bytes, np.uint8)
+        data = np.empty(self._index.pool_of(node).block_bytes, np.uint8)
         try:
             self.blocks.get(_name(node), [data])
         except (OSError, StoreError):
@@ -192,7 +206,7 @@ class WarmTier:
         """Read a block into memory; the seconds that verifying took, or why it can't be had."""
         try:
             name = _name(node)
-            return self._index.pool.fill(block, lambda buffer: self.blocks.get(name, [buffer])), None
+            return self._index.pool_of(node).fill(block, lambda buffer: self.blocks.get(name, [buffer])), None
         except FileNotFoundError:
             return 0.0, self._lost(node, node.lost or Why(Cause.LOST, "its file is gone"))
         except CorruptError as error:
@@ -212,14 +226,15 @@ class WarmTier:
             if node.on_disk:
                 self._index.gone(node, why)
                 if file_stays:
-                    self.garbage.add(node.key)
+                    self.garbage.add(_id(node))
                 else:
-                    self._bytes -= self.block_bytes
+                    self._bytes -= self.size_of(node)
+                self._index.forget(node)
         return why
 
     # Deleting ---------------------------------------------------------------------------------------------------------
 
-    def remove(self, tenant: str, name: str, chain: list[Node]) -> str:
+    def remove(self, tenant: str, name: str, chain: list[Node], beside: list[Node]) -> str:
         """Delete an agent's manifest, then the blocks that nobody else owns. Raises StoreError if the agent stays as it
         was. Returns what could not be deleted, in words: it counts, and is tried again.
         """
@@ -227,7 +242,7 @@ class WarmTier:
             self.delete_doomed()
             self.manifests.remove((tenant, name))
             with self._index.lock:
-                alone = self._index.alone(chain)
+                alone = self._index.alone(chain, beside)
             problem = self.delete([*alone, *self._unused((tenant, name))])[1]
             try:
                 self._sync()  # what was said is not to come back
@@ -236,7 +251,7 @@ class WarmTier:
         if problem is None:
             return ""
         self._events["save_errors"] += 1
-        left = sum(node.key in self.doomed for node in alone)
+        left = sum(_id(node) in self.doomed for node in alone)
         what = (
             f"{left} files with parts of its history could not be deleted" if left else "a power loss may bring it back"
         )
@@ -257,10 +272,10 @@ class WarmTier:
                 if not node.on_disk or node.claims:  # a turn may have begun to use it since it was chosen
                     continue
                 self._index.gone(node, why)
-                self.doomed.add(node.key)
+                self.doomed.add(_id(node))
                 self._index.forget(node)
             try:
-                freed += self._delete_file(node.key, self.doomed)
+                freed += self._delete_file(_id(node), self.doomed)
             except OSError as error:
                 problem = error
                 _log.warning("block %s can't be deleted: %s", node.key.hex(), error)
@@ -277,19 +292,20 @@ class WarmTier:
         """Try again what could not be deleted. What still can't be is left for the next time."""
         with self.shared.mutex:
             try:
-                for key in list(self.doomed)[:DOOMED_AT_ONCE]:
-                    self._delete_file(key, self.doomed)
+                for name in list(self.doomed)[:DOOMED_AT_ONCE]:
+                    self._delete_file(name, self.doomed)
                 self.manifests.delete_doomed(DOOMED_AT_ONCE)
             except OSError as error:
                 _log.warning("files that should be deleted are still there: %s", error)
 
-    def _delete_file(self, key: Key, among: set[Key]) -> int:
+    def _delete_file(self, name: ObjectId, among: set[ObjectId]) -> int:
         """Delete the file of a block that is no longer in the tree; the bytes that were freed. Raises OSError."""
-        self.blocks.delete(ObjectId(key))
+        self.blocks.delete(name)
+        size = self.blocks.object_bytes(name.kind)
         with self._index.lock:
-            among.discard(key)
-            self._bytes -= self.block_bytes
-        return self.block_bytes
+            among.discard(name)
+            self._bytes -= size
+        return size
 
     def _unused(self, who: Who) -> list[Node]:
         """Ends of a history that has grown into other blocks: of no use any more, unless someone else's history ends
@@ -306,11 +322,11 @@ class WarmTier:
 
     def delete_garbage(self, wanted: int) -> int:
         freed = 0
-        for key in list(self.garbage) if self.garbage else ():
+        for name in list(self.garbage) if self.garbage else ():
             if freed >= wanted:
                 break
             with suppress(OSError):
-                freed += self._delete_file(key, self.garbage)
+                freed += self._delete_file(name, self.garbage)
         return freed
 
     def last_use(self, worth: Worth) -> int | None:
@@ -320,8 +336,7 @@ class WarmTier:
     def evict(self, wanted: int, worth: Worth) -> int:
         freed = 0
         while freed < wanted:
-            count = -(-(wanted - freed) // self.block_bytes)
-            nodes = self._index.oldest_on_disk(worth, min(count, BATCH_BLOCKS))
+            nodes = self._index.oldest_on_disk(worth, wanted - freed, self.size_of, BATCH_BLOCKS)
             if not nodes:
                 break
             freed += self.delete(nodes, Why(Cause.EVICTED, "evicted by quota"))[0]
@@ -338,30 +353,39 @@ class WarmTier:
 
     def find_blocks(self) -> None:
         """Tell the index which blocks are on disk: those of the manifests, and those that can be reached otherwise."""
-        strangers = []
+        strangers: list[ObjectId] = []
+        beside: list[ObjectId] = []
         for found, size in self.blocks.list():
-            if size != self.block_bytes:
+            if size != (expected := self.blocks.object_bytes(found.kind)):
                 try:
                     self.blocks.check_version(found)
                 except VersionError as error:
                     self.quarantine.leave_alone(self.blocks.blob(found), f"is of {error}")
                     self._bytes += size
                 else:
-                    why = f"{size:,} bytes, expected {self.block_bytes:,}"
+                    why = f"{size:,} bytes, expected {expected:,}"
                     self._bytes += 0 if self.quarantine.set_aside(self.blocks.blob(found), why) else size
                 continue
             self._bytes += size
             node = self._index.tree.nodes.get(found.key)
-            if node is not None and node.parent is not None:
+            if found.kind != FULL:
+                beside.append(found)
+            elif node is not None and node.parent is not None:
                 self._index.saved(node)
             else:
                 strangers.append(found)
         self._find_strangers(strangers)
+        for found in beside:
+            node = self._index.tree.nodes.get(found.key)
+            if node is not None and node.parent is not None:
+                self._index.saved(self._index.tree.beside_of(node, found.kind))
+            else:
+                self.garbage.add(found)
 
     def _find_strangers(self, ids: list[ObjectId]) -> None:
         """Blocks of turns that were never committed: as good as any, if their parents are known."""
         left: dict[Key, list[BlockName]] = {}
-        unreadable: set[Key] = set()
+        unreadable: set[ObjectId] = set()
         for found in ids:
             blob = self.blocks.blob(found)
             try:
@@ -374,7 +398,7 @@ class WarmTier:
             except FileNotFoundError:
                 self._bytes -= self.block_bytes
             except OSError:  # perhaps only now: it counts, and is deleted when space is needed
-                unreadable.add(found.key)
+                unreadable.add(found)
             else:
                 left.setdefault(name.parent, []).append(name)
         tree = self._index.tree
@@ -387,9 +411,13 @@ class WarmTier:
                     self._index.saved(node)
                     if node.key in left:
                         ready.append(node.key)
-        self.garbage = {name.key for names in left.values() for name in names} | unreadable
+        self.garbage = {name.id for names in left.values() for name in names} | unreadable
 
 
 def _name(node: Node) -> BlockName:
     assert node.parent is not None
-    return BlockName(node.key, node.parent.key, node.tokens)
+    return BlockName(node.key, node.parent.key, node.tokens, node.kind)
+
+
+def _id(node: Node) -> ObjectId:
+    return ObjectId(node.key, node.kind)
