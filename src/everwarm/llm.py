@@ -118,7 +118,7 @@ class LLM:
             choice = kernels.choose(settings.backend, settings.isa)
             self.backend = kernels.make(choice, settings.threads, config.cores(), settings.kv_type)
             # Before anything is packed: it says whether these kernels can run this model at all.
-            blocks = self.backend.block_memory(self.config.kv_shape)
+            blocks = self.backend.block_memory(self.config.kv_shape, self.config.state_shape)
         except BaseException:
             self._file.close()
             raise
@@ -238,7 +238,10 @@ class LLM:
     def _open_agents(self) -> AgentStore:
         settings = self.settings
         kv_type = self.backend.kv_type
-        layout = kv_layout(self.model.kv_shape, kv_type, self._index.block_tokens, self._index.layer_bytes)
+        model = self.model
+        layout = kv_layout(
+            model.kv_shape, model.state_shape, kv_type, self._index.block_tokens, self._index.layer_bytes
+        )
         store = DirectoryStore(config.home() / "agents")
         self._index.resize(in_bytes(settings.kv_budget, available_bytes))
         return AgentStore(

@@ -15,6 +15,7 @@ struct Batch {
     int first, count, start;
     std::vector<int> blocks;
     std::vector<int> windows;  // blocks of layers that see only the last tokens; -1: long out of sight, and gone
+    int state;                 // of layers with a state; -1: there are none
   };
   std::vector<Span> spans;
   // Blocks of one pool: where those of all spans are, one after the other.
@@ -32,17 +33,19 @@ struct Batch {
   int rows = 0;
   std::vector<Rotary> rotaries;
   Place full, window;
+  const KVPool* state_pool = nullptr;
+  std::vector<StateRows> states, layer_states;
   std::vector<uint8_t*> pointers;  // scratch of a call
   std::vector<SpanRows> layer_spans;
 
-  void add(int start, int count, std::vector<int> blocks, std::vector<int> windows) {
+  void add(int start, int count, std::vector<int> blocks, std::vector<int> windows, int state) {
     if (start < 0 || count < 0)
       refuse("span: start " + std::to_string(start) + ", count " + std::to_string(count) + ", neither may be negative");
     if (blocks.size() * BLOCK < size_t(start) + count)
       refuse("span: " + text(blocks.size()) + " blocks can't hold " + text(size_t(start) + count) + " tokens");
     if (!windows.empty() && windows.size() != blocks.size())
       refuse("span: " + text(windows.size()) + " blocks of windows, expected " + text(blocks.size()));
-    spans.push_back({rows, count, start, std::move(blocks), std::move(windows)});
+    spans.push_back({rows, count, start, std::move(blocks), std::move(windows), state});
     rows += count;
   }
   void add_rotary(FloatArray frequencies, double magnitude, bool adjacent, int sharpen_every, double sharpen) {
@@ -68,6 +71,18 @@ struct Batch {
   void place_windows(const KVPool& pool, int reach) {
     if (reach < 1) refuse("windows: a reach of " + std::to_string(reach) + " tokens, at least 1 is needed");
     find(pool, reach, window, &Span::windows);
+  }
+  void place_states(const KVPool& pool) {
+    state_pool = &pool, states.clear();
+    for (const Span& span : spans) states.push_back({span.first, span.count, reinterpret_cast<float*>(pool.data(span.state))});
+  }
+  // Where a layer's part of every state is: `size` floats from `place` on.
+  const std::vector<StateRows>& states_at(const KVPool& pool, int place, size_t size) {
+    if (&pool != state_pool) refuse("batch: its states have no place yet");
+    if (place < 0 || (size_t(place) + size) * 4 > pool.block_bytes()) refuse("batch: a state of " + text(size) + " numbers is too large");
+    layer_states = states;
+    for (StateRows& rows : layer_states) rows.state += place;
+    return layer_states;
   }
   // Where this layer's part of every block is.
   const std::vector<SpanRows>& at_layer(const KVPool& pool, int layer) {

@@ -182,6 +182,13 @@ NB_MODULE(_native, m) {
             new (self) KVPool(std::move(shapes));
           },
           "layers"_a, "kind"_a, "Layers as (KV heads, elements of a key, of a value, whether values are the beginnings of keys).")
+      .def(
+          "__init__",
+          [](KVPool* self, size_t bytes) {
+            if (bytes < 1 || bytes > size_t(1) << 40) refuse("KV pool: blocks of " + text(bytes) + " bytes, 1 to 2^40 are possible");
+            new (self) KVPool(bytes);
+          },
+          "bytes"_a, "Blocks of so many bytes: states.")
       .def_prop_ro("block_bytes", &KVPool::block_bytes)
       .def_prop_ro("layer_bytes", &KVPool::layer_bytes)
       .def_prop_ro("in_use", &KVPool::in_use)
@@ -199,10 +206,11 @@ NB_MODULE(_native, m) {
 
   nb::class_<Batch>(m, "Batch")
       .def(nb::init<>())
-      .def("add", &Batch::add, "start"_a, "count"_a, "blocks"_a, "windows"_a = std::vector<int>{})
+      .def("add", &Batch::add, "start"_a, "count"_a, "blocks"_a, "windows"_a = std::vector<int>{}, "state"_a = -1)
       .def("place", &Batch::place, "pool"_a, "Find the blocks of all spans; they must be there until the batch has been computed.")
       .def("place_windows", &Batch::place_windows, "pool"_a, "reach"_a,
            "The same for layers that see at most `reach` tokens back: older blocks may be gone (-1).")
+      .def("place_states", &Batch::place_states, "pool"_a, "Find the states of all spans.")
       .def("add_rotary", &Batch::add_rotary, "frequencies"_a.noconvert(), "magnitude"_a, "adjacent"_a, "sharpen_every"_a = 0,
            "sharpen"_a = 0.0, "Compute the rotary tables of all rows, for one way to rotate.")
       .def_ro("rows", &Batch::rows);
@@ -282,6 +290,12 @@ NB_MODULE(_native, m) {
   operation("norm_heads", &Engine::norm_heads, "x"_a, "weight"_a.noconvert(), "epsilon"_a, "heads"_a);
   operation("rotate", &Engine::rotate, "x"_a, "heads"_a, "batch"_a, "rope"_a, "offset"_a = 0);
   operation("by_head", &Engine::by_head, "x"_a, "offset"_a, "forms"_a, "work"_a, "out"_a, "out_offset"_a);
+  operation("short_conv", &Engine::short_conv, "states"_a, "place"_a, "x"_a, "weight"_a.noconvert(), "bias"_a.noconvert().none(), "silu"_a,
+            "batch"_a, "out"_a);
+  operation("delta_net", &Engine::delta_net, "states"_a, "place"_a, "shape"_a, "interleaved"_a, "alternating"_a, "qkv"_a, "beta"_a,
+            "alpha"_a, "a"_a.noconvert(), "bias"_a.noconvert(), "batch"_a, "scratch"_a, "out"_a);
+  operation("mamba", &Engine::mamba, "states"_a, "place"_a, "shape"_a, "xbc"_a, "dt"_a, "a"_a.noconvert(), "bias"_a.noconvert(),
+            "skip"_a.noconvert(), "batch"_a, "scratch"_a, "out"_a);
   operation("copy_heads", &Engine::copy_heads, "x"_a, "heads"_a, "offset"_a, "width"_a, "out"_a, "out_offset"_a);
   operation("store_kv", &Engine::store_kv, "pool"_a, "layer"_a, "keys"_a, "values"_a.none(), "batch"_a);
   operation("attention", &Engine::attention, "pool"_a, "layer"_a, "q"_a, "batch"_a, "scale"_a, "window"_a, "softcap"_a, "out"_a,

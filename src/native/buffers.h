@@ -134,6 +134,9 @@ class KVPool {
     for (const KVShape& shape : shapes_) offsets_.push_back(block_bytes_), block_bytes_ += kv_layer_bytes(shape);
     stride_ = round_up(block_bytes_, PAGE), per_chunk_ = std::max<size_t>(1, CHUNK / stride_);
   }
+  explicit KVPool(size_t bytes) : block_bytes_(bytes) {
+    stride_ = round_up(block_bytes_, PAGE), per_chunk_ = std::max<size_t>(1, CHUNK / stride_);
+  }
   KVPool(const KVPool&) = delete;
   ~KVPool() {
     for (uint8_t* chunk : chunks_) munmap(chunk, chunk_bytes());

@@ -75,6 +75,14 @@ inline Activation activation_named(const std::string& name) {
   refuse("activation " + name + ": expected silu, gelu or clamped");
 }
 
+// Those that are computed from floats.
+inline Activation gate_named(const std::string& name) {
+  if (name == "sigmoid") return Activation::sigmoid;
+  if (name == "product") return Activation::product;
+  if (name == "positive") return Activation::positive;
+  return activation_named(name);
+}
+
 struct Engine {
   const Kernels& k;
   Pool pool;
@@ -118,7 +126,7 @@ struct Engine {
     out.resize(x.rows());
     const bool can = quantise && x.width() % GROUP == 0;
     const QuantOut q = can ? out.quant_out() : QuantOut{};
-    k.rms_norm(pool, x.floats(), x.rows(), x.width(), w, epsilon, out.floats(), can ? &q : nullptr);
+    k.rms_norm(pool, x.floats(), x.rows(), x.width(), w, 1, epsilon, out.floats(), can ? &q : nullptr);
   }
 
   void quantise(Rows& x) {
@@ -215,7 +223,7 @@ struct Engine {
     const Timer timer(spent[other_s]);
     if (&x == &up || x.width() != up.width() || x.rows() != up.rows()) refuse("gate: two rows of the same shape");
     x.floats_changed();
-    k.gate_floats(pool, x.floats(), up.floats(), size_t(x.rows()) * x.width(), activation_named(activation));
+    k.gate_floats(pool, x.floats(), up.floats(), size_t(x.rows()) * x.width(), gate_named(activation));
   }
 
   // What the chosen experts give for each row, weighted. Rows are taken expert by expert; a form may be missing if nobody has chosen
@@ -318,11 +326,12 @@ struct Engine {
     const Timer timer(spent[other_s]);
     if (heads < 1 || x.width() % heads)
       refuse("norm_heads: " + std::to_string(x.width()) + " elements in " + std::to_string(heads) + " heads");
-    const float* w = vector(weight, x.width() / heads, "norm weight of a head");
+    const bool each = heads > 1 && weight.size() == size_t(x.width());  // every head has weights of its own
+    const float* w = vector(weight, each ? x.width() : x.width() / heads, "norm weight of a head");
     if (int64_t(x.rows()) * heads > INT32_MAX)
       refuse("norm_heads: " + std::to_string(x.rows()) + " rows of " + std::to_string(heads) + " heads, at most 2^31 - 1 heads in all");
     x.floats_changed();
-    k.rms_norm(pool, x.floats(), x.rows() * heads, x.width() / heads, w, epsilon, x.floats(), nullptr);
+    k.rms_norm(pool, x.floats(), x.rows() * heads, x.width() / heads, w, each ? heads : 1, epsilon, x.floats(), nullptr);
   }
 
   void rotate(Rows& x, int heads, const Batch& batch, int rope, int offset) {
@@ -420,6 +429,64 @@ struct Engine {
     out.resize(q.rows());
     const float* sink = sinks ? vector(*sinks, heads, "sinks") : nullptr;
     k.attention(pool, s, q.floats(), heads, spans.data(), int(spans.size()), scale, window, softcap, sink, out.floats());
+  }
+
+  // Layers with a state. `place`: where the layer's part of a state begins, in floats.
+  void short_conv(const KVPool& states, int place, const Rows& x, const FloatArray& weight, const std::optional<FloatArray>& bias,
+                  bool silu, Batch& batch, Rows& out) {
+    const Timer timer(spent[attention_s]);
+    const int channels = x.width(), taps = channels ? int(weight.size() / channels) : 0;
+    if (taps < 1 || weight.size() != size_t(taps) * channels || x.rows() != batch.rows || out.width() != channels || &x == &out)
+      refuse("short_conv: " + std::to_string(batch.rows) + " rows of " + std::to_string(channels) + " channels and as many times the taps");
+    const float* b = bias ? vector(*bias, channels, "bias of a convolution") : nullptr;
+    const auto& spans = batch.states_at(states, place, size_t(taps - 1) * channels);
+    out.resize(x.rows());
+    k.short_conv(pool, x.floats(), channels, taps, weight.data(), b, silu, spans.data(), int(spans.size()), out.floats());
+  }
+
+  // Queries and keys of `qkv` are normed in place. `alternating`: beta and alpha lie in the same rows, those of each key head together.
+  void delta_net(const KVPool& states, int place, const std::vector<int>& shape, bool interleaved, bool alternating, Rows& qkv,
+                 const Rows& beta, const Rows& alpha, const FloatArray& a, const FloatArray& bias, Batch& batch, Rows& scratch, Rows& out) {
+    const Timer timer(spent[attention_s]);
+    if (shape.size() != 4) refuse("delta_net: key heads, value heads and the elements of each");
+    const DeltaShape s{shape[0], shape[1], shape[2], shape[3], interleaved};
+    const int heads = s.value_heads, rows = batch.rows, given = alternating ? 2 * heads : heads;
+    if (s.key_heads < 1 || heads % s.key_heads || s.key_dim < 16 || s.key_dim % 16 || s.value_dim < STATE_TILE || s.value_dim % STATE_TILE)
+      refuse("delta_net: heads of a multiple of 16 and " + std::to_string(STATE_TILE) + " elements");
+    if (qkv.width() != 2 * s.key_heads * s.key_dim + heads * s.value_dim || qkv.rows() != rows || beta.width() != given ||
+        alpha.width() != given || beta.rows() != rows || alpha.rows() != rows || out.width() != heads * s.value_dim ||
+        scratch.width() != 2 * heads || (alternating && &beta != &alpha))
+      refuse("delta_net: rows of another width");
+    const float *decay_of = vector(a, heads, "decays"), *shift = vector(bias, heads, "bias of time steps");
+    const auto& spans = batch.states_at(states, place, size_t(heads) * s.key_dim * s.value_dim);
+    qkv.floats_changed(), out.resize(rows), scratch.resize(rows);
+    float *decay = scratch.floats(), *weight = decay + size_t(rows) * heads;
+    const HeadPlaces places{size_t(given), alternating ? heads / s.key_heads : 0};
+    k.decays(pool, alpha.floats(), beta.floats(), rows, heads, places, decay_of, shift, decay, weight);
+    const size_t width = qkv.width();
+    k.lengths(pool, qkv.floats(), rows, width, s.key_heads, s.key_dim, 1.f / std::sqrt(float(s.key_dim)), 1e-6f);
+    k.lengths(pool, qkv.floats() + s.key_heads * s.key_dim, rows, width, s.key_heads, s.key_dim, 1.f, 1e-6f);
+    k.delta_net(pool, s, qkv.floats(), decay, weight, spans.data(), int(spans.size()), out.floats());
+  }
+
+  void mamba(const KVPool& states, int place, const std::vector<int>& shape, const Rows& xbc, const Rows& dt, const FloatArray& a,
+             const FloatArray& bias, const FloatArray& skip, Batch& batch, Rows& scratch, Rows& out) {
+    const Timer timer(spent[attention_s]);
+    if (shape.size() != 4) refuse("mamba: heads, groups, elements of a head and of a state");
+    const MambaShape s{shape[0], shape[1], shape[2], shape[3]};
+    const int rows = batch.rows;
+    if (s.groups < 1 || s.heads % s.groups || s.head_dim < STATE_TILE || s.head_dim % STATE_TILE || s.state < 4 || s.state % 4)
+      refuse("mamba: heads of a multiple of " + std::to_string(STATE_TILE) + " elements, states of a multiple of 4");
+    if (xbc.width() != s.heads * s.head_dim + 2 * s.groups * s.state || xbc.rows() != rows || dt.width() != s.heads || dt.rows() != rows ||
+        out.width() != s.heads * s.head_dim || scratch.width() != 2 * s.heads)
+      refuse("mamba: rows of another width");
+    const float *decay_of = vector(a, s.heads, "decays"), *shift = vector(bias, s.heads, "bias of time steps"),
+                *through = vector(skip, s.heads, "skip weights");
+    const auto& spans = batch.states_at(states, place, size_t(s.heads) * s.head_dim * s.state);
+    out.resize(rows), scratch.resize(rows);
+    float *decay = scratch.floats(), *step = decay + size_t(rows) * s.heads;
+    k.decays(pool, dt.floats(), nullptr, rows, s.heads, {size_t(s.heads), 0}, decay_of, shift, decay, step);
+    k.mamba(pool, s, xbc.floats(), decay, step, through, spans.data(), int(spans.size()), out.floats());
   }
 };
 

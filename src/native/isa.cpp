@@ -31,6 +31,8 @@ namespace {
 
 #include "attention.inl.h"
 
+#include "recurrent.inl.h"
+
 #include "ceiling.inl.h"
 
 }  // namespace

@@ -62,8 +62,36 @@ struct Summary {
   float greatest, total;
 };
 
-// gelu: by tanh, as models are trained with. clamped: gate and up are cut off at 7, and up counts one more.
-enum class Activation { silu, gelu, clamped };
+// gelu: by tanh, as models are trained with. clamped: gate and up are cut off at 7, and up counts one more. The others are computed from
+// floats only (`gate_floats`): sigmoid of the gate times up, gate times up, and the product of what is positive of both.
+enum class Activation { silu, gelu, clamped, sigmoid, product, positive };
+
+// Rows of one sequence in a step, and its state in one layer.
+struct StateRows {
+  int first, count;
+  float* state;
+};
+constexpr int STATE_TILE = 32;  // columns of a state that lie together
+
+// Gated DeltaNet: states of (key_dim, value_dim) for each value head. Key head of value head h: h % key_heads if they are interleaved, else
+// h / (value_heads / key_heads).
+struct DeltaShape {
+  int key_heads, value_heads, key_dim, value_dim;
+  bool interleaved;
+};
+
+// Mamba 2: states of (state, head_dim) for each head.
+struct MambaShape {
+  int heads, groups, head_dim, state;
+};
+
+// Where two numbers of a head are in a row. Either each kind lies by itself, or (`group` > 0) they alternate: `group` of the one kind, then
+// as many of the other.
+struct HeadPlaces {
+  size_t stride;
+  int group;
+  int of(int head, bool second) const { return group ? head / group * 2 * group + head % group + (second ? group : 0) : head; }
+};
 
 // How a router's scores become the experts of a row.
 enum class Gating : int { softmax, sigmoid, softmax_of_chosen };
@@ -78,7 +106,8 @@ struct RouteShape {
 // The kernels, each declared once: what it returns, its name, what it takes. Each instruction set defines all of them in the .inl.h files.
 // clang-format off
 #define EVERWARM_KERNELS(KERNEL)                                                                                                      \
-  KERNEL(void, rms_norm, (Pool&, const float* x, int rows, int width, const float* weight, float epsilon, float* y, const QuantOut* q)) \
+  KERNEL(void, rms_norm, (Pool&, const float* x, int rows, int width, const float* weight, int weights, float epsilon, float* y,        \
+                          const QuantOut* q))                                                                                         \
   KERNEL(void, quantize, (Pool&, const float* x, int rows, const QuantOut& q))                                                        \
   KERNEL(void, products, (Pool&, const QuantRows* q, const float* x, int rows, int inputs, const Product* products, int count))      \
   KERNEL(void, gated, (Pool&, const QuantRows& x, const Weight& gate, const Weight& up, Activation activation, const QuantOut& out))   \
@@ -97,6 +126,15 @@ struct RouteShape {
   KERNEL(void, store_kv, (Pool&, const KVShape&, const float* k, const float* v, const SpanRows* spans, int count))                   \
   KERNEL(void, attention, (Pool&, const KVShape&, const float* q, int heads, const SpanRows* spans, int count, float scale,           \
                            int window, float softcap, const float* sinks, float* out))                                                \
+  KERNEL(void, short_conv, (Pool&, const float* x, int channels, int taps, const float* weight, const float* bias, bool silu,          \
+                            const StateRows* spans, int count, float* out))                                                           \
+  KERNEL(void, decays, (Pool&, const float* x, const float* y, int rows, int heads, const HeadPlaces&, const float* a,                 \
+                        const float* bias, float* decay, float* other))                                                               \
+  KERNEL(void, lengths, (Pool&, float* x, int rows, size_t stride, int heads, int width, float length, float epsilon))                 \
+  KERNEL(void, delta_net, (Pool&, const DeltaShape&, const float* qkv, const float* decay, const float* beta, const StateRows* spans,   \
+                           int count, float* out))                                                                                    \
+  KERNEL(void, mamba, (Pool&, const MambaShape&, const float* xbc, const float* decay, const float* dt, const float* d,                \
+                       const StateRows* spans, int count, float* out))                                                                \
   KERNEL(Summary, summarize, (const float* x, int count, float inverse_temperature))                                                  \
   KERNEL(int, draw, (const float* x, int count, float inverse_temperature, float greatest, double target))                            \
   KERNEL(int, greatest_ids, (const float* x, int count, int k, int32_t* ids))                                                         \

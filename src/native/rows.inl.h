@@ -46,6 +46,15 @@ inline F32 gate_up(F32 gate, F32 up, Activation activation) {
   return mul(add(u, splat(1.f)), turned);
 }
 
+inline F32 gate_any(F32 gate, F32 up, Activation activation) {
+  switch (activation) {
+    case Activation::sigmoid: return div(up, add(splat(1.f), exponential(sub(splat(0.f), gate))));
+    case Activation::product: return mul(gate, up);
+    case Activation::positive: return mul(max(gate, splat(0.f)), max(up, splat(0.f)));
+    default: return gate_up(gate, up, activation);
+  }
+}
+
 inline F32 soft_cap(F32 s, float cap) {  // cap * tanh(s / cap)
   const F32 e = exponential(mul(s, splat(2.f / cap)));
   return mul(splat(cap), sub(splat(1.f), div(splat(2.f), ::everwarm::EVERWARM_ISA::add(e, splat(1.f)))));
@@ -115,16 +124,19 @@ inline float sum_of_squares(const float* x, int width) {
   return total;
 }
 
-void rms_norm(Pool& pool, const float* x, int rows, int width, const float* weight, float epsilon, float* y, const QuantOut* q) {
+// Row r has the weights number r % `weights`.
+void rms_norm(Pool& pool, const float* x, int rows, int width, const float* weight, int weights, float epsilon, float* y,
+              const QuantOut* q) {
   constexpr int STEP = 8;
   pool.run(row_chunks(rows, STEP), [&](int chunk, int) {
     for (int r = chunk * STEP; r < rows && r < (chunk + 1) * STEP; r++) {
       const float* in = x + size_t(r) * width;
       float* out = y + size_t(r) * width;
+      const float* w = weight + size_t(r % weights) * width;
       const float factor = 1.f / std::sqrt(sum_of_squares(in, width) / float(width) + epsilon);
       int i = 0;
-      for (; i + 16 <= width; i += 16) store(out + i, mul(mul(load(in + i), splat(factor)), load(weight + i)));
-      for (; i < width; i++) out[i] = in[i] * factor * weight[i];
+      for (; i + 16 <= width; i += 16) store(out + i, mul(mul(load(in + i), splat(factor)), load(w + i)));
+      for (; i < width; i++) out[i] = in[i] * factor * w[i];
       if (q) quantize_row(out, *q, r);
     }
   });
@@ -144,11 +156,11 @@ void sixteens(Pool& pool, size_t count, Whole&& whole, Rest&& rest) {
 
 void gate_floats(Pool& pool, float* gate, const float* up, size_t count, Activation activation) {
   sixteens(
-      pool, count, [&](size_t i) { store(gate + i, gate_up(load(gate + i), load(up + i), activation)); },
+      pool, count, [&](size_t i) { store(gate + i, gate_any(load(gate + i), load(up + i), activation)); },
       [&](size_t i, size_t n) {
         float g[16] = {}, u[16] = {};
         std::memcpy(g, gate + i, n * 4), std::memcpy(u, up + i, n * 4);
-        store(g, gate_up(load(g), load(u), activation));
+        store(g, gate_any(load(g), load(u), activation));
         std::memcpy(gate + i, g, n * 4);
       });
 }

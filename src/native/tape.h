@@ -37,7 +37,8 @@ constexpr bool is_one_of = (std::is_same_v<T, Types> || ...);
 template <class T>
 constexpr bool is_referred_to = is_one_of<T, Rows, Form, KVPool, Routing>;
 template <class T>
-constexpr bool is_copied = std::is_arithmetic_v<T> || is_one_of<T, std::string, FloatArray, std::optional<FloatArray>, IntArray, Biases>;
+constexpr bool is_copied =
+    std::is_arithmetic_v<T> || is_one_of<T, std::string, std::vector<int>, FloatArray, std::optional<FloatArray>, IntArray, Biases>;
 
 class Tape {
  public:

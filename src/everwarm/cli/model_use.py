@@ -47,6 +47,7 @@ def model_use(file: Any, context: int | None) -> dict[str, Any]:
             "tokens": reach(config.kv_shape),
             **{kind: size.window_per_token for kind, size in kv.items() if size.reach},
         },
+        "state_bytes": next(iter(kv.values())).state,
         "memory": {"tokens": tokens, **{kind: weights + round(size.at(tokens)) for kind, size in kv.items()}},
         "fits": {"available_bytes": available, **{kind: size.fit_into(room) for kind, size in kv.items()}},
         **_talk(file),
@@ -85,6 +86,8 @@ def told_use(use: dict[str, Any]) -> Iterator[str]:
     if window := use["window"]["tokens"]:
         each = ", ".join(f"{kind} {use['window'][kind]:,.0f} bytes" for kind in use["kv_bytes_per_token"])
         yield f"and for each of the last {window:,} tokens, in layers with a window: {each}"
+    if use["state_bytes"]:
+        yield f"state of a sequence, and of each place where it can be gone on from: {human_bytes(use['state_bytes'])}"
     memory = ", ".join(f"{human_bytes(use['memory'][kind])} ({kind})" for kind in use["kv_bytes_per_token"])
     yield f"memory for {use['memory']['tokens']:,} tokens, weights included: {memory}"
     room = ", ".join(f"{use['fits'][kind]:,} ({kind})" for kind in use["kv_bytes_per_token"])

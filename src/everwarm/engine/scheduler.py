@@ -71,7 +71,8 @@ def decode(sequence: Sequence) -> Part:
 
 
 def prefill(sequence: Sequence, most: int) -> Part:
-    rows = min(most, sequence.pending)
+    stop = sequence.turn.stop
+    rows = min(most, sequence.pending, sequence.pending if stop is None else stop - sequence.turn.kv.length)
     return Part(sequence, Kind.PREFILL, rows, int(rows == sequence.pending))
 
 

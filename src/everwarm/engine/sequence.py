@@ -11,6 +11,7 @@ from typing import Protocol
 
 from everwarm.engine.admission import Room
 from everwarm.engine.sampler import SampledToken, Sampler
+from everwarm.kv.index.pool import GONE
 from everwarm.kv.turn import Alone, Turn
 
 _arrivals = count()
@@ -49,7 +50,7 @@ class Sequence:
 
     def draft(self) -> list[int]:
         """Tokens that may come next, no more than the KV has room for."""
-        if self.propose is None:
+        if self.propose is None or self.turn.kv.state != GONE:  # a state can't be taken back
             return []
         return self.propose()[: max(0, self.turn.kv.capacity - len(self.tokens))]
 

@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+from typing import overload
 
 import numpy as np
 import numpy.typing as npt
@@ -60,7 +61,10 @@ class Routing:
     def weights(self) -> list[float]: ...
 
 class KVPool:
+    @overload
     def __init__(self, layers: Sequence[tuple[int, int, int, bool]], kind: str) -> None: ...
+    @overload
+    def __init__(self, bytes: int) -> None: ...
     @property
     def layer_bytes(self) -> list[int]: ...
     @property
@@ -76,8 +80,11 @@ class KVPool:
 
 class Batch:
     def __init__(self) -> None: ...
-    def add(self, start: int, count: int, blocks: Sequence[int], windows: Sequence[int] = ()) -> None: ...
+    def add(
+        self, start: int, count: int, blocks: Sequence[int], windows: Sequence[int] = (), state: int = -1
+    ) -> None: ...
     def place(self, pool: KVPool) -> None: ...
+    def place_states(self, pool: KVPool) -> None: ...
     def place_windows(self, pool: KVPool, reach: int) -> None: ...
     def add_rotary(
         self, frequencies: F32, magnitude: float, adjacent: bool, sharpen_every: int = 0, sharpen: float = 0.0
@@ -124,6 +131,39 @@ class Operations:
     def norm_heads(self, x: Rows, weight: F32, epsilon: float, heads: int) -> None: ...
     def rotate(self, x: Rows, heads: int, batch: Batch, rope: int, offset: int = 0) -> None: ...
     def by_head(self, x: Rows, offset: int, forms: Sequence[Form], work: Rows, out: Rows, out_offset: int) -> None: ...
+    def short_conv(
+        self, states: KVPool, place: int, x: Rows, weight: F32, bias: F32 | None, silu: bool, batch: Batch, out: Rows
+    ) -> None: ...
+    def delta_net(
+        self,
+        states: KVPool,
+        place: int,
+        shape: Sequence[int],
+        interleaved: bool,
+        alternating: bool,
+        qkv: Rows,
+        beta: Rows,
+        alpha: Rows,
+        a: F32,
+        bias: F32,
+        batch: Batch,
+        scratch: Rows,
+        out: Rows,
+    ) -> None: ...
+    def mamba(
+        self,
+        states: KVPool,
+        place: int,
+        shape: Sequence[int],
+        xbc: Rows,
+        dt: Rows,
+        a: F32,
+        bias: F32,
+        skip: F32,
+        batch: Batch,
+        scratch: Rows,
+        out: Rows,
+    ) -> None: ...
     def copy_heads(self, x: Rows, heads: int, offset: int, width: int, out: Rows, out_offset: int) -> None: ...
     def store_kv(self, pool: KVPool, layer: int, keys: Rows, values: Rows | None, batch: Batch) -> None: ...
     def attention(

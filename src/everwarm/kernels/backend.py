@@ -8,6 +8,7 @@ caller's to keep.
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,7 +25,8 @@ Affine = tuple[Weight, F32 | None]
 
 FULL = "full"
 WINDOW = "window"
-"""Kinds of blocks: of layers that see all tokens, and of those that see only the last ones."""
+STATE = "state"
+"""Kinds of blocks: of layers that see all tokens, of those that see only the last ones, and states after a token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,28 @@ class LayerKV:
 
 KVShape = tuple[LayerKV, ...]
 """What the layers that store something store of one token."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerState:
+    """What a layer with a state keeps of all tokens so far, in numbers of 32 bits."""
+
+    conv: int  # the last rows that went into a convolution
+    state: int
+
+
+StateShape = tuple[LayerState, ...]
+"""Of the layers that have a state."""
+
+
+EMPTY_BLOCK = 64
+"""Bytes of a block where no layer keeps keys and values: it only says how far a history is known."""
+
+
+def state_places(shape: StateShape) -> list[int]:
+    """Where the parts of each layer begin, and the end of all. Each begins at a multiple of 64 bytes."""
+    sizes = (-(-(layer.conv + layer.state) // 16) * 16 for layer in shape)
+    return [0, *accumulate(sizes)]
 
 
 def by_kind(shape: KVShape) -> dict[str, KVShape]:
@@ -107,6 +131,36 @@ class Expert:
     gate: Affine
     up: Affine
     down: Affine
+
+
+class DeltaNet(Protocol):
+    """See `model.spec.DeltaNetSpec`."""
+
+    @property
+    def key_heads(self) -> int: ...
+    @property
+    def value_heads(self) -> int: ...
+    @property
+    def key_dim(self) -> int: ...
+    @property
+    def value_dim(self) -> int: ...
+    @property
+    def interleaved(self) -> bool: ...
+    @property
+    def joint(self) -> bool: ...
+
+
+class Mamba(Protocol):
+    """See `model.spec.MambaSpec`."""
+
+    @property
+    def heads(self) -> int: ...
+    @property
+    def groups(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def state_dim(self) -> int: ...
 
 
 class BlockMemory(Protocol):
@@ -172,6 +226,7 @@ class KV(Protocol):
     length: int
     blocks: list[int]
     windows: list[int]  # of layers with a window; -1: long out of sight, and gone. Empty if there are no such layers
+    state: int  # of layers with a state, after `length` tokens; -1 if there are none
 
     def reserve(self, tokens: int) -> None:
         """Have blocks for this many tokens in all, which may be written from `length` on."""
@@ -250,6 +305,17 @@ class Step(Protocol):
         all heads share. What is attended to is a latent, of which the matrices of `expand` make the values of heads.
         """
 
+    def short_conv(self, layer: int, x: Array, weight: F32, bias: F32 | None, silu: bool) -> Array:
+        """Each channel convolved over time, `weight` (channels, taps); `layer` counts those that have a state."""
+
+    def delta_net(self, layer: int, spec: DeltaNet, qkv: Array, beta: Array, alpha: Array, a: F32, bias: F32) -> Array:
+        """Gated DeltaNet. Queries and keys get the length 1, then S *= exp(a * softplus(alpha + bias)), S += k (v - S^T
+        k) sigmoid(beta), and S^T q / sqrt(elements of a key) is what each head gives.
+        """
+
+    def mamba(self, layer: int, spec: Mamba, xbc: Array, dt: Array, a: F32, bias: F32, skip: F32) -> Array:
+        """Mamba 2. With t = softplus(dt + bias): S = exp(a t) S + B t x, and S^T C + skip x is what each head gives."""
+
     def add_linear(self, x: Array, h: Array, matrix: Affine) -> Array:
         """x plus the product."""
 
@@ -262,8 +328,10 @@ class Step(Protocol):
     def gate(self, x: Array, up: Array, activation: str) -> Array:
         """The activation of the one times the other."""
 
-    def copy(self, x: Array, first: int = 0, width: int | None = None, role: str = "copy") -> Array:
-        """Some elements of each row in rows of their own, which the next copy of the same role takes."""
+    def copy(self, x: Array, first: int = 0, width: int | None = None, role: str = "copy", heads: int = 1) -> Array:
+        """Some elements of each row, or of each head of it, in rows of their own, which the next copy of the same role
+        takes.
+        """
 
     def scale(self, x: Array, factor: float) -> Array:
         """Every element times a factor."""
@@ -350,7 +418,7 @@ class Backend(Protocol):
     def spent(self) -> Mapping[str, float]:
         """Seconds that operations took since the backend was made: `products`, `attention`, `other`."""
 
-    def block_memory(self, shape: KVShape) -> dict[str, BlockMemory]:
+    def block_memory(self, shape: KVShape, states: StateShape = ()) -> dict[str, BlockMemory]:
         """Where the KV of this backend's sequences lies, by kind of block. Steps use the memory that was made last."""
 
     def step(self, spans: Sequence[Span], rotaries: Sequence[Rotary]) -> AbstractContextManager[Step]:

@@ -14,23 +14,29 @@ import numpy.typing as npt
 from everwarm.errors import ModelError
 from everwarm.kernels import _native
 from everwarm.kernels.backend import (
+    EMPTY_BLOCK,
     F32,
     FULL,
+    STATE,
     U8,
     U32,
     WINDOW,
     Affine,
     BlockMemory,
+    DeltaNet,
     Expert,
     HostBlocks,
     KVShape,
+    Mamba,
     Rotary,
     Router,
     RowOperations,
     Span,
+    StateShape,
     by_kind,
     places,
     reach,
+    state_places,
 )
 
 ALIGNMENT = 64
@@ -97,6 +103,8 @@ class NativeBackend:
         )
         self._blocks: dict[str, NativeBlocks] = {}
         self.places: list[tuple[str, int]] = []
+        self.states: StateShape = ()
+        self._state_places: list[int] = []
         self.kv_shape: KVShape = ()
         self._buffers: dict[tuple[str, int], _native.Rows] = {}
         self._routings: dict[Router, _native.Routing] = {}
@@ -143,7 +151,7 @@ class NativeBackend:
         form.attach(data)
         return form
 
-    def block_memory(self, shape: KVShape) -> dict[str, BlockMemory]:
+    def block_memory(self, shape: KVShape, states: StateShape = ()) -> dict[str, BlockMemory]:
         multiple = 16 if self.kv_type == "f16" else 32
         for size in sorted({size for layer in shape for size in (layer.key_dim, layer.value_dim)}):
             if size % multiple:
@@ -153,13 +161,23 @@ class NativeBackend:
                     f"for KV type {self.kv_type}; use {other}--backend reference"
                 )
         self.kv_shape, self.places = shape, places(shape)
+        self.states, self._state_places = states, state_places(states)
         self._blocks = {
             kind: NativeBlocks(
                 [(layer.kv_heads, layer.key_dim, layer.value_dim, layer.latent) for layer in layers], self.kv_type
             )
+            if layers
+            else NativeBlocks(EMPTY_BLOCK)
             for kind, layers in by_kind(shape).items()
         }
+        if states:
+            self._blocks[STATE] = NativeBlocks(4 * self._state_places[-1])
         return dict(self._blocks)
+
+    def state_place(self, layer: int) -> tuple[NativeBlocks, int, int]:
+        """The memory of states, and where a layer's convolution and its state begin there."""
+        begin = self._state_places[layer]
+        return self._blocks[STATE], begin, begin + self.states[layer].conv
 
     @contextmanager
     def step(self, spans: Sequence[Span], rotaries: Sequence[Rotary]) -> Iterator["NativeStep"]:
@@ -201,8 +219,10 @@ class NativeStep:
         self._batch = _native.Batch()
         for span in spans:
             kv = span.kv
-            self._batch.add(kv.length, len(span.tokens), kv.blocks, kv.windows)
+            self._batch.add(kv.length, len(span.tokens), kv.blocks, kv.windows, kv.state)
         self._batch.place(blocks[FULL])
+        if STATE in blocks:
+            self._batch.place_states(blocks[STATE])
         if WINDOW in blocks:
             self._batch.place_windows(blocks[WINDOW], reach(backend.kv_shape))
         for rotary in rotaries:
@@ -317,9 +337,47 @@ class NativeStep:
         self._engine.gate(x, up, activation)
         return x
 
-    def copy(self, x: _native.Rows, first: int = 0, width: int | None = None, role: str = "copy") -> _native.Rows:
-        out = self._backend.buffer(role, x.width if width is None else width)
-        self._engine.copy_heads(x, 1, first, out.width, out, 0)
+    def copy(
+        self, x: _native.Rows, first: int = 0, width: int | None = None, role: str = "copy", heads: int = 1
+    ) -> _native.Rows:
+        each = x.width // heads if width is None else width
+        out = self._backend.buffer(role, heads * each)
+        self._engine.copy_heads(x, heads, first, each, out, 0)
+        return out
+
+    def short_conv(self, layer: int, x: _native.Rows, weight: F32, bias: F32 | None, silu: bool) -> _native.Rows:
+        states, begin, _ = self._backend.state_place(layer)
+        out = self._backend.buffer("convolved", x.width)
+        self._engine.short_conv(states, begin, x, weight, bias, silu, self._batch, out)
+        return out
+
+    def delta_net(
+        self,
+        layer: int,
+        spec: DeltaNet,
+        qkv: _native.Rows,
+        beta: _native.Rows,
+        alpha: _native.Rows,
+        a: F32,
+        bias: F32,
+    ) -> _native.Rows:
+        states, _, begin = self._backend.state_place(layer)
+        out = self._backend.buffer("mixed", spec.value_heads * spec.value_dim)
+        scratch = self._backend.buffer("decays", 2 * spec.value_heads)
+        shape = [spec.key_heads, spec.value_heads, spec.key_dim, spec.value_dim]
+        self._engine.delta_net(
+            states, begin, shape, spec.interleaved, spec.joint, qkv, beta, alpha, a, bias, self._batch, scratch, out
+        )
+        return out
+
+    def mamba(
+        self, layer: int, spec: Mamba, xbc: _native.Rows, dt: _native.Rows, a: F32, bias: F32, skip: F32
+    ) -> _native.Rows:
+        states, _, begin = self._backend.state_place(layer)
+        out = self._backend.buffer("mixed", spec.heads * spec.head_dim)
+        scratch = self._backend.buffer("decays", 2 * spec.heads)
+        shape = [spec.heads, spec.groups, spec.head_dim, spec.state_dim]
+        self._engine.mamba(states, begin, shape, xbc, dt, a, bias, skip, self._batch, scratch, out)
         return out
 
     def scale(self, x: _native.Rows, factor: float) -> _native.Rows:

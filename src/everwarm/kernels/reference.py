@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -20,22 +20,28 @@ import numpy.typing as npt
 from threadpoolctl import ThreadpoolController
 
 from everwarm.kernels.backend import (
+    EMPTY_BLOCK,
     F32,
     FULL,
     KV,
+    STATE,
     U8,
     U32,
     Affine,
     BlockMemory,
+    DeltaNet,
     Expert,
     HostBlocks,
     KVShape,
+    Mamba,
     Rotary,
     Router,
     RowOperations,
     Span,
+    StateShape,
     by_kind,
     places,
+    state_places,
 )
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -85,7 +91,7 @@ class ReferenceBlocks(HostBlocks):
 
     @property
     def block_bytes(self) -> int:
-        return 4 * self._starts[-1]
+        return max(4 * self._starts[-1], EMPTY_BLOCK)
 
     @property
     def in_use(self) -> int:
@@ -97,7 +103,7 @@ class ReferenceBlocks(HostBlocks):
 
     def allocate(self, clear: bool = True) -> int:
         self._next += 1
-        size = self._starts[-1]
+        size = self.block_bytes // 4
         self._blocks[self._next] = np.zeros(size, np.float32) if clear else np.empty(size, np.float32)
         return self._next
 
@@ -139,6 +145,21 @@ class ReferenceBlocks(HostBlocks):
             return keys, keys[:, :, : shape.value_dim]
         rest = flat[self.block_tokens * shape.key_width :]
         return keys, rest.reshape(shape.kv_heads, self.block_tokens, shape.value_dim)
+
+
+class ReferenceStates(ReferenceBlocks):
+    """States, as a `BlockMemory`."""
+
+    def __init__(self, shape: StateShape) -> None:
+        super().__init__(())
+        self._shape, self._starts = shape, state_places(shape)
+        self.layer_bytes = [4 * (end - begin) for begin, end in pairwise(self._starts)]
+
+    def of(self, kv: KV, layer: int) -> tuple[F32, F32]:
+        """A layer's convolution and its state, flat, in place."""
+        begin, shape = self._starts[layer], self._shape[layer]
+        flat = self._blocks[kv.state][begin : begin + shape.conv + shape.state]
+        return flat[: shape.conv], flat[shape.conv :]
 
 
 class ReferenceRows:
@@ -185,6 +206,7 @@ class ReferenceBackend:
     def __init__(self, threads: int | None) -> None:
         self._blas = BlasThreads(threads)
         self._blocks: list[tuple[ReferenceBlocks, int]]  # of each layer; set by block_memory, before the first step
+        self._states: ReferenceStates
         self._spent = {"products": 0.0, "attention": 0.0, "other": 0.0}
 
     def spent(self) -> dict[str, float]:
@@ -207,15 +229,16 @@ class ReferenceBackend:
     def integer_peak(self) -> None:
         return None
 
-    def block_memory(self, shape: KVShape) -> dict[str, BlockMemory]:
+    def block_memory(self, shape: KVShape, states: StateShape = ()) -> dict[str, BlockMemory]:
         memories = {kind: ReferenceBlocks(layers, kind) for kind, layers in by_kind(shape).items()}
         self._blocks = [(memories[kind], number) for kind, number in places(shape)]
-        return dict(memories)
+        self._states = ReferenceStates(states)
+        return {**memories, STATE: self._states} if states else {**memories}
 
     @contextmanager
     def step(self, spans: Sequence[Span], rotaries: Sequence[Rotary]) -> Iterator["ReferenceStep"]:
         with self._blas.limit(sum(len(span.tokens) for span in spans)):
-            yield ReferenceStep(self._blocks, spans, rotaries, self._spent)
+            yield ReferenceStep(self._blocks, self._states, spans, rotaries, self._spent)
         for span in spans:
             span.kv.length += len(span.tokens)
 
@@ -251,12 +274,14 @@ class ReferenceStep:
     def __init__(
         self,
         blocks: list[tuple[ReferenceBlocks, int]],
+        states: "ReferenceStates",
         spans: Sequence[Span],
         rotaries: Sequence[Rotary],
         spent: dict[str, float],
     ) -> None:
         self._spent = spent
         self._blocks = blocks
+        self._states = states
         self._spans = spans
         self._starts = [span.kv.length for span in spans]
         ends = np.cumsum([len(span.tokens) for span in spans])
@@ -291,7 +316,8 @@ class ReferenceStep:
 
     @_timed("other")
     def norm_heads(self, x: F32, weight: F32, epsilon: float, heads: int) -> F32:
-        return rms_norm(x.reshape(len(x), heads, -1), weight, epsilon).reshape(x.shape)
+        own = weight.reshape(heads, -1) if weight.size == x.shape[1] else weight  # of each head, or of all
+        return rms_norm(x.reshape(len(x), heads, -1), own, epsilon).reshape(x.shape)
 
     @_timed("other")
     def rotate(self, x: F32, heads: int, rope: int, offset: int = 0) -> F32:
@@ -341,6 +367,62 @@ class ReferenceStep:
         each = mixed.reshape(len(q), len(expand), -1)
         return np.concatenate([linear(each[:, head], matrix) for head, matrix in enumerate(expand)], axis=1)
 
+    def short_conv(self, layer: int, x: F32, weight: F32, bias: F32 | None, silu: bool) -> F32:
+        out = np.empty_like(x)
+        weight = weight.reshape(x.shape[1], -1)
+        for span, at in zip(self._spans, self._rows, strict=True):
+            kept = self._states.of(span.kv, layer)[0].reshape(-1, x.shape[1])
+            seen = np.concatenate([kept, x[at]])
+            rows = at.stop - at.start
+            out[at] = sum(seen[tap : tap + rows] * weight[:, tap] for tap in range(weight.shape[1]))
+            kept[:] = seen[len(seen) - len(kept) :]
+        if bias is not None:
+            out += bias
+        return out * sigmoid(out) if silu else out
+
+    def delta_net(self, layer: int, spec: DeltaNet, qkv: F32, beta: F32, alpha: F32, a: F32, bias: F32) -> F32:
+        rows, keys, heads = len(qkv), spec.key_heads * spec.key_dim, spec.value_heads
+        shared = heads // spec.key_heads
+        if spec.joint:
+            both = beta.reshape(rows, spec.key_heads, 2, shared)
+            beta, alpha = both[:, :, 0].reshape(rows, heads), both[:, :, 1].reshape(rows, heads)
+        key_of = np.arange(heads) % spec.key_heads if spec.interleaved else np.arange(heads) // shared
+        q, k = (
+            _of_length_1(part.reshape(rows, spec.key_heads, spec.key_dim))[:, key_of]
+            for part in (qkv[:, :keys], qkv[:, keys : 2 * keys])
+        )
+        q = q / np.float32(math.sqrt(spec.key_dim))
+        v = qkv[:, 2 * keys :].reshape(rows, heads, spec.value_dim)
+        decay, correct = np.exp(a * softplus(alpha + bias)), sigmoid(beta)
+        out = np.empty((rows, heads, spec.value_dim), np.float32)
+        for span, at in zip(self._spans, self._rows, strict=True):
+            state = self._states.of(span.kv, layer)[1].reshape(heads, spec.key_dim, spec.value_dim)
+            for row in range(at.start, at.stop):
+                state *= decay[row][:, None, None]
+                wrong = (v[row] - np.einsum("hkv,hk->hv", state, k[row])) * correct[row][:, None]
+                state += k[row][:, :, None] * wrong[:, None, :]
+                out[row] = np.einsum("hkv,hk->hv", state, q[row])
+        return out.reshape(rows, -1)
+
+    def mamba(self, layer: int, spec: Mamba, xbc: F32, dt: F32, a: F32, bias: F32, skip: F32) -> F32:
+        rows, inner, taken = len(xbc), spec.heads * spec.head_dim, spec.groups * spec.state_dim
+        group_of = np.arange(spec.heads) // (spec.heads // spec.groups)
+        x = xbc[:, :inner].reshape(rows, spec.heads, spec.head_dim)
+        b, c = (
+            part.reshape(rows, spec.groups, spec.state_dim)[:, group_of]
+            for part in (xbc[:, inner : inner + taken], xbc[:, inner + taken :])
+        )
+        step = softplus(dt + bias)
+        decay = np.exp(step * a)
+        out = np.empty_like(x)
+        for span, at in zip(self._spans, self._rows, strict=True):
+            state = self._states.of(span.kv, layer)[1].reshape(spec.heads, spec.state_dim, spec.head_dim)
+            for row in range(at.start, at.stop):
+                state *= decay[row][:, None, None]
+                state += b[row][:, :, None] * (step[row][:, None] * x[row])[:, None, :]
+                out[row] = np.einsum("hnd,hn->hd", state, c[row])
+        return (out + skip[:, None] * x).reshape(rows, -1)
+
     @_timed("products")
     def add_linear(self, x: F32, h: F32, matrix: Affine) -> F32:
         return x + linear(h, *matrix)
@@ -357,8 +439,9 @@ class ReferenceStep:
     def gate(self, x: F32, up: F32, activation: str) -> F32:
         return activated_gate(x, up, activation)
 
-    def copy(self, x: F32, first: int = 0, width: int | None = None, role: str = "copy") -> F32:
-        return x[:, first : first + (x.shape[1] if width is None else width)].copy()
+    def copy(self, x: F32, first: int = 0, width: int | None = None, role: str = "copy", heads: int = 1) -> F32:
+        each = x.reshape(len(x), heads, -1)
+        return each[:, :, first : first + (each.shape[2] if width is None else width)].reshape(len(x), -1).copy()
 
     def scale(self, x: F32, factor: float) -> F32:
         return x * np.float32(factor)
@@ -534,8 +617,22 @@ def sigmoid(x: F32) -> F32:
         return np.asarray(1 / (1 + np.exp(-x)), np.float32)
 
 
+def softplus(x: F32) -> F32:
+    return np.asarray(np.logaddexp(np.float32(0), x), np.float32)
+
+
+def _of_length_1(x: F32) -> F32:
+    return np.asarray(x / np.sqrt((x * x).sum(axis=-1, keepdims=True) + np.float32(1e-6)), np.float32)
+
+
 def activated_gate(gate: F32, up: F32, activation: str = "silu") -> F32:
     """silu(gate) * up, or gelu(gate) * up, which is x * sigmoid(2 sqrt(2 / pi) (x + 0.044715 x^3))."""
+    if activation == "product":
+        return gate * up
+    if activation == "sigmoid":
+        return sigmoid(gate) * up
+    if activation == "positive":
+        return np.maximum(gate, np.float32(0)) * np.maximum(up, np.float32(0))
     if activation == "clamped":
         gate, up = np.minimum(gate, np.float32(7)), np.clip(up, np.float32(-7), np.float32(7))
         return np.asarray((up + 1) * gate * sigmoid(np.float32(1.702) * gate), np.float32)

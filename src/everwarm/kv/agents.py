@@ -11,6 +11,7 @@ from itertools import count
 
 from everwarm.errors import AgentExistsError, CancelledError, StoreError, UnknownAgentError
 from everwarm.kv.agent import MOST_NAME, Agent
+from everwarm.kv.chain import token_bytes
 from everwarm.kv.index.index import Index
 from everwarm.kv.index.tree import Node
 from everwarm.kv.manifest import Manifest
@@ -178,7 +179,7 @@ class Agents:
             agent.tokens, agent.kv_tokens = len(manifest.tokens), chain[-1].end if chain else 0
             agent.created, agent.used = manifest.created, manifest.used
             agent.leaf = chain[-1] if chain else None
-            agent.beside = index.beside(chain, manifest.positions, make=True)
+            agent.beside = index.beside(chain, token_bytes(manifest.tokens), manifest.positions, make=True)
             agent.unsaved = manifest
             agent.text_digest = manifest.text_digest
             if (agent.anonymous or agent.group) and not agent.final:

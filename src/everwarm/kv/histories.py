@@ -46,6 +46,7 @@ class History:
     record: Mapping[str, Any] | None = None  # what else is kept with it
     answers: tuple[AnswerPlace, ...] = ()  # what of it the model has said
     last: LastTurn | None = None  # what its last request has reused
+    positions: tuple[int, ...] = ()  # where it can be gone on from, unless that is everywhere
 
     @staticmethod
     def of(manifest: Manifest) -> "History":
@@ -58,6 +59,7 @@ class History:
             record=manifest.record,
             answers=manifest.answers,
             last=manifest.last,
+            positions=manifest.positions,
         )
 
     @property

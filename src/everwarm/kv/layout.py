@@ -10,7 +10,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from everwarm.kernels.backend import FULL, WINDOW, KVShape, LayerKV, places
+from everwarm.kernels.backend import (
+    EMPTY_BLOCK,
+    FULL,
+    STATE,
+    WINDOW,
+    KVShape,
+    LayerKV,
+    StateShape,
+    places,
+    state_places,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +38,7 @@ class Group:
     @property
     def block_kind(self) -> str:
         """The kind of block that it lies in."""
-        return self.kind if self.kind == WINDOW else FULL
+        return self.kind if self.kind in (WINDOW, STATE) else FULL
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +60,10 @@ class Layout:
         return sum(group.block_bytes for group in self.of_kind(kind))
 
     @property
+    def has_state(self) -> bool:
+        return STATE in self.kinds
+
+    @property
     def reach(self) -> int:
         """How many tokens before a position its windows need there; 0 if there are none."""
         return max((group.reach for group in self.groups), default=0)
@@ -66,23 +80,35 @@ class Layout:
         return hashlib.blake2b(json.dumps(self.as_json(), sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
-def kv_layout(shape: KVShape, kv_type: str, block_tokens: int, layer_bytes: Mapping[str, Sequence[int]]) -> Layout:
-    """Layers that store alike are one group; `layer_bytes` is what each layer takes of a block of its kind."""
+def kv_layout(
+    shape: KVShape, states: StateShape, kv_type: str, block_tokens: int, layer_bytes: Mapping[str, Sequence[int]]
+) -> Layout:
+    """Layers that store alike are one group; `layer_bytes` is what each layer takes of a block of its kind. States are
+    stored as they are computed.
+    """
     alike: dict[LayerKV, list[int]] = {}
     for layer, (kind, number) in zip(shape, places(shape), strict=True):
         alike.setdefault(layer, []).append(layer_bytes[kind][number])
+    groups = [Group(FULL, 0, 0, 0, kv_type, EMPTY_BLOCK)] if not any(not layer.window for layer in shape) else []
+    ends = state_places(states)
+    for same in dict.fromkeys(states):
+        sizes = [4 * (ends[n + 1] - ends[n]) for n, one in enumerate(states) if one == same]
+        groups.append(Group(STATE, len(sizes), same.conv, same.state, "f32", sum(sizes)))
     return Layout(
         block_tokens,
-        tuple(
-            Group(
-                "latent" if layer.latent else WINDOW if layer.window else FULL,
-                len(sizes),
-                layer.key_width,
-                layer.value_width,
-                kv_type,
-                sum(sizes),
-                layer.window,
-            )
-            for layer, sizes in alike.items()
+        (
+            *(
+                Group(
+                    "latent" if layer.latent else WINDOW if layer.window else FULL,
+                    len(sizes),
+                    layer.key_width,
+                    layer.value_width,
+                    kv_type,
+                    sum(sizes),
+                    layer.window,
+                )
+                for layer, sizes in alike.items()
+            ),
+            *groups,
         ),
     )

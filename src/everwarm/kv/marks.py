@@ -1,8 +1,8 @@
-"""At which positions of a history it can be gone on from, where its layers have windows.
+"""At which positions a history can be gone on from, where its layers have windows or a state.
 
-Blocks of windows are kept for these positions and nowhere else:
+Blocks of windows, and states, are kept for these positions and nowhere else:
 
-    the end of the history
+    the end of the history     and the ends of its last turns
     every so many tokens       the same for all histories, so that those that begin alike find each other's
     ends of messages           the first and the last few: there prompts are edited, and branch off
 
@@ -10,11 +10,12 @@ A prompt that is known up to some token is computed from the latest such positio
 if everything had been kept.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
+from everwarm.kernels.backend import FULL
 from everwarm.kv.layout import Layout
 
 LAST_MESSAGES = 4
@@ -24,28 +25,38 @@ LEAST_BLOCKS, MOST_BLOCKS = 8, 64
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """Where windows are kept."""
+    """Where a history can be gone on from."""
 
-    every: int  # tokens; 0: there are no windows
+    every: int = 0  # tokens; 0: everywhere
+    block_tokens: int = 1  # states are kept between blocks
     ends: frozenset[int] = frozenset()  # tokens with which a message ends
 
     @staticmethod
     def of(layout: Layout, ends: frozenset[int] = frozenset()) -> "Marks":
-        """So that windows take about as much as the keys and values of layers that see everything."""
-        if not layout.reach:
-            return Marks(0)
-        window = layout.block_bytes("window") * layout.reach
+        """So that what is kept at marks takes about as much as keys and values of layers that see everything."""
+        apart = {kind: layout.block_bytes(kind) for kind in layout.kinds if kind != FULL}
+        if not apart:
+            return Marks()
+        size = apart.get("window", 0) * layout.reach // layout.block_tokens + apart.get("state", 0)
         blocks = MOST_BLOCKS
-        while blocks > LEAST_BLOCKS and window <= layout.block_bytes() * layout.block_tokens * blocks // 2:
+        while blocks > LEAST_BLOCKS and size <= layout.block_bytes() * blocks // 2:
             blocks //= 2
-        return Marks(blocks * layout.block_tokens, ends)
+        return Marks(blocks * layout.block_tokens, layout.block_tokens if layout.has_state else 1, ends)
 
-    def positions(self, tokens: bytes) -> Iterator[int]:
-        """Of a history, without its end. `tokens` are big-endian."""
+    def positions(self, tokens: bytes, earlier: Iterable[int] = ()) -> Iterator[int]:
+        """Of a history, without its end. `tokens` are big-endian. `earlier`: where it was gone on from until now."""
         if not self.every:
             return
-        yield from range(self.every, len(tokens) // 4, self.every)
+        count = len(tokens) // 4
+        yield from range(self.every, count, self.every)
+        found = {position for position in earlier if position % self.every}
         if self.ends:
-            found = np.flatnonzero(np.isin(np.frombuffer(tokens, ">u4"), list(self.ends))) + 1
-            yield from found[:1].tolist()
-            yield from found[1:][-LAST_MESSAGES:].tolist()
+            ends = np.flatnonzero(np.isin(np.frombuffer(tokens, ">u4"), list(self.ends))) + 1
+            found |= {int(end) // self.block_tokens * self.block_tokens for end in (*ends[:1], *ends[-LAST_MESSAGES:])}
+        ordered = sorted(position for position in found if 0 < position < count)
+        yield from ordered[:1]
+        yield from ordered[1:][-LAST_MESSAGES:]
+
+    def last(self, count: int) -> int:
+        """The last position of a prompt of so many tokens at which the same prompt can be gone on from."""
+        return (count - 1) // self.block_tokens * self.block_tokens

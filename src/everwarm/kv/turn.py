@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from everwarm.errors import StoreError
-from everwarm.kernels.backend import WINDOW
+from everwarm.kernels.backend import STATE, WINDOW
 from everwarm.kv.agent import Agent
 from everwarm.kv.chain import token_bytes
 from everwarm.kv.expiry import Expiry
@@ -53,6 +53,8 @@ class Alone:
 
     def append(self, tokens: Sequence[int]) -> None:
         """Nobody will ask for them."""
+
+    stop: int | None = None
 
     def seal_full(self, wait: bool = True) -> None:
         """Blocks go with the turn."""
@@ -181,7 +183,8 @@ class Turn:
         receipt.prompt_tokens = len(tokens)
         receipt.diverged_at_char = diverged_at_char
         receipt.tokens_digest = hashlib.blake2b(self._tokens, digest_size=16).hexdigest()
-        self._marks = sorted([*self._context.marks.positions(self._tokens), len(tokens)])
+        marks = self._context.marks
+        self._marks = sorted({*marks.positions(self._tokens), marks.last(len(tokens))})
         matched, nodes = self._find()
         receipt.lookup_s = time.perf_counter() - started
         why = self._take(matched, nodes, receipt)
@@ -202,7 +205,7 @@ class Turn:
         """
         index = self._index
         self._tokens = token_bytes(tokens)
-        self._marks = [len(tokens)]
+        self._marks = [self._context.marks.last(len(tokens))]
         with index.lock:
             matched, nodes = self._find()
             missing = index.bytes_for(len(tokens)) - len(nodes) * index.block_bytes
@@ -233,11 +236,23 @@ class Turn:
         """The block that is computed next, if `catch_up` could take it over: equal for all turns that compute the same
         one. None if it will not be full.
         """
+        if self._index.states is not None:  # what others have computed can be taken over at the next stop
+            stop = self.stop
+            return None if stop is None or 4 * stop >= len(self._tokens) else (id(self._root), self._tokens[: 4 * stop])
         begin = 4 * len(self._sealed) * self._index.block_tokens
         end = begin + 4 * self._index.block_tokens
         if end >= len(self._tokens):
             return None
         return id(self._sealed[-1] if self._sealed else self._root), self._tokens[begin:end]
+
+    @property
+    def stop(self) -> int | None:
+        """The position that the next step must not go beyond: a state has to be kept there. None: there is none."""
+        if self._index.states is None:
+            return None
+        at, every = self.kv.length, self._context.marks.every
+        following = bisect.bisect_right(self._marks, at)
+        return min([*self._marks[following : following + 1], (at // every + 1) * every])
 
     def catch_up(self) -> None:
         """Take over the blocks that come next here and that other turns have sealed meanwhile: they are not computed
@@ -254,12 +269,15 @@ class Turn:
             path = [*self._sealed, *nodes]
             plan = index.resume(path, path[-1].end, is_hot)
             nodes = plan.path[len(self._sealed) :]
-            if plan.position <= self.kv.length or not nodes:
+            if plan.position <= self.kv.length or not nodes or plan.position % index.block_tokens:
                 return
             self._claim(nodes)
             windows = index.hold_all(list(plan.windows.values()))
+            state = None if plan.state is None else index.hold(plan.state)
             self.kv.go_on_with(
-                list(index.hold_all(nodes).values()), dict(zip(plan.windows, windows.values(), strict=True))
+                list(index.hold_all(nodes).values()),
+                dict(zip(plan.windows, windows.values(), strict=True)),
+                GONE if state is None else state,
             )
         self._sealed += nodes
         index.touch(nodes)
@@ -320,6 +338,8 @@ class Turn:
             node = self._seal(len(self._sealed) * size, (len(self._sealed) + 1) * size, wait)
             assert node is not None, "a full block was computed here, or is known"
             self._sealed.append(node)
+        if self._index.states is not None and self._is_mark(self.kv.length):
+            self._keep_state(self._sealed[-1], wait)
         self._drop_unseen()
 
     def commit(
@@ -371,7 +391,7 @@ class Turn:
             used=histories.clock(),
         )
         # What it began with may go, if nobody else wants it.
-        self._keep_claims([*chain, *self._index.beside(chain, positions)])
+        self._keep_claims([*chain, *self._index.beside(chain, self._tokens, positions)])
         saving = histories.save(agent, manifest, chain)
         if wait if wait is not None else self._context.durability == "turn":
             self._settle(saving, started)
@@ -435,6 +455,22 @@ class Turn:
         at = bisect.bisect_right(self._marks, begin)
         yield from takewhile(lambda mark: mark <= begin + self._index.block_tokens + reach, self._marks[at:])
 
+    def _is_mark(self, position: int) -> bool:
+        """Whether a state is to be kept after so many tokens, which fill blocks."""
+        if not position or position % self._index.block_tokens:
+            return False
+        at = bisect.bisect_left(self._marks, position)
+        return position % self._context.marks.every == 0 or position in self._marks[at : at + 1]
+
+    def _keep_state(self, node: Node, wait: bool) -> None:
+        """The state of now is that behind a node's tokens."""
+        assert node.end == self.kv.length
+        sealed = self._index.seal_beside(node, STATE, self.kv.state)
+        if sealed is not None:
+            beside, self.kv.state = sealed
+            self._claim([beside])
+            self._histories.save_block(beside, wait)
+
     def _drop_unseen(self) -> None:
         """What this turn does not see any more and nobody keeps leaves memory."""
         blocks = self.kv.windows
@@ -444,9 +480,11 @@ class Turn:
     def _positions(self, chain: list[Node]) -> tuple[int, ...]:
         """Where this history can be gone on from later."""
         index, end = self._index, chain[-1].end if chain else 0
-        if index.windows is None or not end:
+        if not self._context.marks.every or not end:
             return ()
-        marks = {mark for mark in self._context.marks.positions(self._tokens) if mark < end}
+        common = common_tokens(self.history.tokens, self._tokens)
+        earlier = [position for position in self.history.positions if position <= common]
+        marks = {mark for mark in self._context.marks.positions(self._tokens, earlier) if mark < end}
         with index.lock:
             return tuple(
                 position for position in sorted({*marks, end}) if index.resume(chain, position).position == position
@@ -464,6 +502,8 @@ class Turn:
             for number in windows.numbers(chain[-1].end):
                 self._seal_window(chain[number], number)
                 self._keep_window(number, wait)
+        if self._index.states is not None and chain and chain[-1].end == self.kv.length:
+            self._keep_state(chain[-1], wait)
         return chain
 
     def _claim(self, nodes: list[Node]) -> None:
@@ -522,7 +562,7 @@ class Turn:
         elif why is None and receipt.cached_tokens < receipt.known_tokens:
             why = Why(
                 Cause.RECOMPUTED,
-                f"known up to token {receipt.known_tokens:,}, windows are kept at {receipt.cached_tokens:,}: "
+                f"known up to token {receipt.known_tokens:,}, it can be gone on from {receipt.cached_tokens:,}: "
                 f"{receipt.known_tokens - receipt.cached_tokens:,} tokens are computed again",
             )
         elif why is None and known and (origin := self._parent or self.agent) is not None:

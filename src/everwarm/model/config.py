@@ -41,12 +41,18 @@ def read_config(
         width=keys.positive("embedding_length"),
         vocab_size=vocab_size,
         context=keys.positive("context_length"),
-        norm_epsilon=keys.require("attention.layer_norm_rms_epsilon", 0.0),
+        norm_epsilon=_epsilon(keys),
         **{field.name: getattr(body, field.name) for field in fields(body)},
     )
 
 
+def _epsilon(keys: Keys) -> float:
+    other = keys.get("attention.layer_norm_epsilon", -1.0)  # so Nemotron's files call it
+    return other if other >= 0.0 else keys.require("attention.layer_norm_rms_epsilon", 0.0)
+
+
 def _pieces(layer: LayerSpec) -> int:
     """How many experts and heads have matrices of their own, which are cut out of tensors."""
-    experts, attention = layer.feed_forward.experts, layer.attention
-    return (experts.count if experts else 0) + (attention.heads if attention.latent else 0)
+    experts = None if layer.feed_forward is None else layer.feed_forward.experts
+    latent = layer.attention is not None and layer.attention.latent is not None
+    return (experts.count if experts else 0) + (layer.attention.heads if latent and layer.attention else 0)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from everwarm.kernels.backend import FULL, WINDOW, Backend, reach
+from everwarm.kernels.backend import FULL, STATE, WINDOW, Backend, reach
 from everwarm.model import tensors
 from everwarm.model.config import read_config
 from everwarm.model.spec import ModelConfig
@@ -44,7 +44,8 @@ def _share(config: ModelConfig, name: str) -> float:
     if not is_expert(name):
         return 1.0
     layer = place_of(name).layer
-    experts = None if layer is None else config.layers[layer].feed_forward.experts
+    feed_forward = None if layer is None else config.layers[layer].feed_forward
+    experts = None if feed_forward is None else feed_forward.experts
     return 1.0 if experts is None else experts.used / experts.count
 
 
@@ -55,18 +56,21 @@ class KVSize:
     per_token: float  # of layers that see all tokens
     window_per_token: float  # of layers with a window
     reach: int  # tokens that the largest window sees
+    state: int  # of layers with a state, for each sequence
 
     def at(self, tokens: int) -> float:
         """Bytes of a history of so many tokens while it is computed."""
-        return tokens * self.per_token + min(tokens, self.reach) * self.window_per_token
+        return tokens * self.per_token + min(tokens, self.reach) * self.window_per_token + self.state
 
     def fit_into(self, size: float) -> int:
         """How many tokens so many bytes hold."""
+        size = max(0.0, size - self.state)
         within = int(size / (self.per_token + self.window_per_token))
         return within if within < self.reach else int((size - self.reach * self.window_per_token) / self.per_token)
 
 
 def kv_size(config: ModelConfig, backend: Backend) -> KVSize:
-    memory = backend.block_memory(config.kv_shape)
+    memory = backend.block_memory(config.kv_shape, config.state_shape)
     each = {kind: one.block_bytes / one.block_tokens for kind, one in memory.items()}
-    return KVSize(each[FULL], each.get(WINDOW, 0.0), reach(config.kv_shape))
+    state = memory[STATE].block_bytes if STATE in memory else 0
+    return KVSize(each[FULL], each.get(WINDOW, 0.0), reach(config.kv_shape), state)

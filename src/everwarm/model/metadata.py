@@ -16,6 +16,7 @@ from everwarm.model.spec import (
     ExpertsSpec,
     FeedForwardSpec,
     LayerSpec,
+    MambaSpec,
     Pairing,
     QKNorm,
     RopeSpec,
@@ -35,6 +36,9 @@ MOST_EXPERTS = 1024
 
 GATING: dict[int, Routing] = {1: "softmax", 2: "sigmoid", 3: "softmax of the chosen"}
 """By the number that files have for it."""
+
+MOST_STATE_BYTES = 1 << 28
+"""Of one layer and sequence. Those of published models have 1 to 16 MiB."""
 
 Scalar = TypeVar("Scalar", int, float, str)
 
@@ -129,11 +133,17 @@ def check_width(keys: Keys, *widths: int) -> None:
 
 
 def read_attention(
-    keys: Keys, pairing: Pairing, *, qk_norm: QKNorm = "none", bias_required: bool = False, longrope: bool = False
+    keys: Keys,
+    pairing: Pairing,
+    *,
+    qk_norm: QKNorm = "none",
+    bias_required: bool = False,
+    longrope: bool = False,
+    kv_heads: int | None = None,
 ) -> AttentionSpec:
-    """Attention as most architectures have it, the same in every layer."""
+    """Attention as most architectures have it, the same in every layer. `kv_heads` where they differ."""
     width, heads = keys.positive("embedding_length"), keys.positive("attention.head_count")
-    kv_heads = keys.positive("attention.head_count_kv", heads)
+    kv_heads = keys.positive("attention.head_count_kv", heads) if kv_heads is None else kv_heads
     if heads % kv_heads:
         raise ModelError(f"{keys.architecture}: {heads} attention heads can't be shared by {kv_heads} KV heads")
     head_dim = keys.positive("attention.key_length", width // heads)
@@ -236,6 +246,45 @@ def read_rope(keys: Keys, pairing: Pairing, head_dim: int, *, longrope: bool = F
 def repeated(keys: Keys, layer: LayerSpec) -> tuple[LayerSpec, ...]:
     """A model whose layers are all alike."""
     return (layer,) * keys.positive("block_count")
+
+
+def read_kv_heads(keys: Keys) -> tuple[int, ...]:
+    """Of each layer; 0 for one without attention."""
+    counts = keys.per_layer("attention.head_count_kv", 0)
+    if any(not 0 <= count <= GREATEST for count in counts):
+        raise ModelError(f"{keys.architecture}.attention.head_count_kv: {min(counts):,} heads; the file is damaged")
+    return counts
+
+
+def read_recurrent_layers(keys: Keys) -> tuple[bool, ...]:
+    """Which layers have a state instead of attention. Unless the file says which, each fourth (or so) has attention."""
+    key = "attention.recurrent_layers"
+    if f"{keys.architecture}.{key}" in keys.metadata:
+        return tuple(bool(value) for value in keys.per_layer(key, 0))
+    every = keys.positive("full_attention_interval", 4)
+    return tuple((number + 1) % every != 0 for number in range(keys.positive("block_count")))
+
+
+def read_state_heads(keys: Keys) -> tuple[int, int, int]:
+    """Heads with a state, groups of them, and elements of each head."""
+    heads, groups = keys.positive("ssm.time_step_rank"), keys.positive("ssm.group_count")
+    inner, state, taps = (keys.positive(f"ssm.{key}") for key in ("inner_size", "state_size", "conv_kernel"))
+    check_width(keys, inner + 2 * groups * state, heads)
+    if heads % groups or inner % heads or taps < 2:
+        raise ModelError(
+            f"{keys.architecture}: {heads:,} heads with a state in {groups:,} groups, {inner:,} elements in all, "
+            f"convolutions of {taps:,}: they do not fit together; the file is damaged"
+        )
+    if (size := 4 * inner * state) > MOST_STATE_BYTES:
+        raise ModelError(
+            f"{keys.architecture}: a state of {size:,} bytes in each layer, at most {MOST_STATE_BYTES:,} are supported"
+        )
+    return heads, groups, inner // heads
+
+
+def read_mamba(keys: Keys) -> MambaSpec:
+    heads, groups, head_dim = read_state_heads(keys)
+    return MambaSpec(keys.positive("ssm.conv_kernel"), heads, groups, head_dim, keys.positive("ssm.state_size"))
 
 
 def read_window_layers(keys: Keys, every: int) -> tuple[bool, ...]:

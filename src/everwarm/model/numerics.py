@@ -25,7 +25,7 @@ def numerics_id(
             said[name] = float(value).hex()
     if not backend.changed_types.isdisjoint(tensor_types):
         said["products"] = "from bits"
-    if (plain := _plain(config)) is not None:
+    if (plain := _plain(config)) is not None and plain.attention is not None and plain.feed_forward is not None:
         attention = plain.attention
         rotary = rotaries[0]
         said |= {
@@ -68,6 +68,8 @@ def _plain(config: ModelConfig) -> LayerSpec | None:
     """
     first = config.layers[0]
     attention = first.attention
+    if attention is None or first.feed_forward is None:
+        return None
     plain = LayerSpec(
         AttentionSpec(
             attention.heads,

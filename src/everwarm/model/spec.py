@@ -6,9 +6,10 @@ changes nothing for models that do not use it.
 """
 
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Literal
 
-from everwarm.kernels.backend import KVShape, LayerKV
+from everwarm.kernels.backend import KVShape, LayerKV, LayerState, StateShape
 
 Pairing = Literal["adjacent", "halves"]
 """Which elements of a head rotate together: (0,1)(2,3)... as in llama's GGUF files, or (0,d/2)(1,d/2+1)... (NeoX)."""
@@ -64,6 +65,7 @@ class AttentionSpec:
     v_norm: bool = False  # each head of values is normed, without weights
     v_required: bool = True  # where False, values are the keys (before norm and rotation) if the file has none
     kv_of: int | None = None  # an earlier layer, whose keys and values are used instead of own ones
+    output_gate: bool = False  # each head of queries is followed by a gate for what the head gives
 
     @property
     def kv(self) -> LayerKV:
@@ -125,19 +127,89 @@ class FeedForwardSpec:
     width: int
     activation: Activation = "silu"
     experts: ExpertsSpec | None = None
+    gated: bool = True  # where False: down(max(up x, 0) squared)
+
+
+@dataclass(frozen=True, slots=True)
+class ShortConvSpec:
+    """LFM 2: what comes in is gated, convolved over time channel by channel, and gated again."""
+
+    taps: int
+    channels: int
+    output: str = "shortconv.out_proj"  # what the file calls the product behind it
+
+    @property
+    def state(self) -> LayerState:
+        return LayerState((self.taps - 1) * self.channels, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaNetSpec:
+    """Gated DeltaNet: queries, keys and values are convolved, then each value head corrects a matrix by what it gets
+    wrong, and asks it.
+    """
+
+    taps: int
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    interleaved: bool = False  # value head h has key head h % key_heads, else h // (value_heads / key_heads)
+    joint: bool = False  # beta and alpha are one matrix, those of each key head together
+    output: str = "ssm_out"
+
+    @property
+    def channels(self) -> int:
+        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+    @property
+    def state(self) -> LayerState:
+        states = self.value_heads * self.key_dim * self.value_dim
+        return LayerState((self.taps - 1) * self.channels, states)
+
+
+@dataclass(frozen=True, slots=True)
+class MambaSpec:
+    """Mamba 2: a matrix for each head, which decays, takes in, and is asked."""
+
+    taps: int
+    heads: int
+    groups: int  # of heads that share what is taken in and what is asked
+    head_dim: int
+    state_dim: int
+    norm: bool = True  # of what it gives, in groups; where False, it is normed if the file has the norm
+    output: str = "ssm_out"
+
+    @property
+    def inner(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def channels(self) -> int:
+        return self.inner + 2 * self.groups * self.state_dim
+
+    @property
+    def state(self) -> LayerState:
+        return LayerState((self.taps - 1) * self.channels, self.heads * self.head_dim * self.state_dim)
+
+
+RecurrentSpec = ShortConvSpec | DeltaNetSpec | MambaSpec
 
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """Norm and attention, then norm and feed-forward, each added to what came in."""
+    """Norm and attention or a layer with a state (or both, side by side), then norm and feed-forward, each added to
+    what came in.
+    """
 
-    attention: AttentionSpec
-    feed_forward: FeedForwardSpec
+    attention: AttentionSpec | None
+    feed_forward: FeedForwardSpec | None
     norm_before: bool = True  # of attention and of feed-forward
     norm_after: bool = False  # of what either gives, before it is added
     residual_scale: float = 1.0  # of what is added
     output_scale: bool = False  # what the layer gives is scaled, if the file has the scale
     ffn_norm: str = "ffn_norm"  # what the file calls the norm before the feed-forward
+    recurrent: RecurrentSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,14 +248,25 @@ class ModelConfig:
         return tuple(stored[number] for number in self._kv_order)
 
     @property
+    def state_shape(self) -> StateShape:
+        """What the layers with a state keep, in their order."""
+        return tuple(layer.recurrent.state for layer in self.layers if layer.recurrent is not None)
+
+    @property
+    def state_slots(self) -> list[int]:
+        """Of each layer: where in `state_shape` its state is; -1 if it has none."""
+        counts = accumulate((layer.recurrent is not None for layer in self.layers), initial=0)
+        return [count if layer.recurrent is not None else -1 for layer, count in zip(self.layers, counts, strict=False)]
+
+    @property
     def kv_slots(self) -> list[int]:
-        """Of each layer: where in `kv_shape` its keys and values are."""
+        """Of each layer: where in `kv_shape` its keys and values are; -1 if it has none."""
         places = {number: slot for slot, number in enumerate(self._kv_order)}
         stored_by = [
-            number if layer.attention.kv_of is None else layer.attention.kv_of
+            None if layer.attention is None else number if layer.attention.kv_of is None else layer.attention.kv_of
             for number, layer in enumerate(self.layers)
         ]
-        return [places[number] for number in stored_by]
+        return [-1 if number is None else places[number] for number in stored_by]
 
     @property
     def _kv_order(self) -> list[int]:
@@ -195,7 +278,9 @@ class ModelConfig:
     def _stored(self) -> dict[int, LayerKV]:
         """Where every layer has a window, all tokens are kept: nothing else would tell how far a history is known."""
         attention = {
-            number: layer.attention for number, layer in enumerate(self.layers) if layer.attention.kv_of is None
+            number: layer.attention
+            for number, layer in enumerate(self.layers)
+            if layer.attention is not None and layer.attention.kv_of is None
         }
         apart = any(one.window is None for one in attention.values())
         return {

@@ -6,12 +6,25 @@ A tensor that is missing, misshapen or of a type that we can't read is an error;
 leave it out would compute something else than the file describes.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
 from everwarm.errors import ModelError
-from everwarm.model.spec import LONGROPE, AttentionSpec, ExpertsSpec, LatentSpec, LayerSpec, ModelConfig
+from everwarm.model.spec import (
+    LONGROPE,
+    AttentionSpec,
+    DeltaNetSpec,
+    ExpertsSpec,
+    FeedForwardSpec,
+    LatentSpec,
+    LayerSpec,
+    MambaSpec,
+    ModelConfig,
+    RecurrentSpec,
+    ShortConvSpec,
+)
 from everwarm.weights.dequant.dequant import SUPPORTED
 from everwarm.weights.gguf.file import TensorInfo
 from everwarm.weights.types import TensorType
@@ -40,6 +53,9 @@ def cut(config: ModelConfig, tensors: Mapping[str, TensorInfo]) -> dict[str, Ten
     for name, info in tensors.items():
         if name.startswith(skipped):
             continue
+        if name == "token_embd_norm.weight" and OUTPUT_NORM not in tensors:  # so LFM's files call it
+            found[OUTPUT_NORM] = replace(info, name=OUTPUT_NORM)
+            continue
         for piece in _pieces(config, info, tensors) or [info]:
             if piece.name in found or (piece.name != name and piece.name in tensors):
                 raise ModelError(
@@ -52,21 +68,23 @@ def cut(config: ModelConfig, tensors: Mapping[str, TensorInfo]) -> dict[str, Ten
 def _pieces(config: ModelConfig, info: TensorInfo, tensors: Mapping[str, TensorInfo]) -> list[TensorInfo]:
     """The matrices that a tensor holds; none if it is but one."""
     parts = info.name.split(".")
-    if len(parts) != 4 or parts[0] != "blk" or not parts[1].isdecimal() or int(parts[1]) >= len(config.layers):
+    if len(parts) < 3 or parts[0] != "blk" or not parts[1].isdecimal() or int(parts[1]) >= len(config.layers):
         return []
-    layer, prefix, name, kind = config.layers[int(parts[1])], f"blk.{parts[1]}.", parts[2], parts[3]
+    layer, prefix = config.layers[int(parts[1])], f"blk.{parts[1]}."
+    if layer.recurrent is not None and (found := _recurrent_pieces(layer.recurrent, info, prefix)):
+        return found
+    if info.name == f"{prefix}ffn_norm":  # so Falcon's files call it
+        return [replace(info, name=f"{prefix}ffn_norm.weight")]
+    if len(parts) != 4:
+        return []
+    name, kind = parts[2], parts[3]
+    if layer.attention is not None and (found := _attention_pieces(layer.attention, info, prefix)):
+        return found
+    if layer.feed_forward is None:
+        return []
     width = layer.feed_forward.width
-    if name == "attn_qkv":
-        rows = (layer.attention.query_width, layer.attention.kv_width, layer.attention.kv_width)
-        return _rows(info, [(f"{prefix}attn_{part}.{kind}", count) for part, count in zip("qkv", rows, strict=True)])
     if name == "ffn_up" and info.shape[0] == 2 * width and f"{prefix}ffn_gate.weight" not in tensors:
         return _rows(info, [(f"{prefix}ffn_gate.{kind}", width), (f"{prefix}ffn_up.{kind}", width)])
-    latent = layer.attention.latent
-    if name in ("attn_k_b", "attn_v_b") and len(info.shape) == 3:
-        return _stack(info, layer.attention.heads, f"{prefix}{name}", kind)
-    if name == "attn_kv_a_mqa" and latent is not None:
-        rope = layer.attention.head_dim - latent.plain
-        return _rows(info, [(f"{prefix}attn_kv_a.{kind}", latent.rank), (f"{prefix}attn_k_rope.{kind}", rope)])
     experts = layer.feed_forward.experts.count if layer.feed_forward.experts else 0
     if name in ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps") and kind != "scale":
         return _stack(info, experts, f"{prefix}{name.removesuffix('_exps')}", kind)
@@ -81,6 +99,35 @@ def _pieces(config: ModelConfig, info: TensorInfo, tensors: Mapping[str, TensorI
                 one, [(f"{prefix}ffn_gate.{number}.{kind}", width), (f"{prefix}ffn_up.{number}.{kind}", width)]
             )
         ]
+    return []
+
+
+def _attention_pieces(attention: AttentionSpec, info: TensorInfo, prefix: str) -> list[TensorInfo]:
+    name, kind = info.name.removeprefix(prefix).split(".")
+    latent = attention.latent
+    if name == "attn_qkv":
+        rows = (attention.query_width, attention.kv_width, attention.kv_width)
+        return _rows(info, [(f"{prefix}attn_{part}.{kind}", count) for part, count in zip("qkv", rows, strict=True)])
+    if name in ("attn_k_b", "attn_v_b") and len(info.shape) == 3:
+        return _stack(info, attention.heads, f"{prefix}{name}", kind)
+    if name == "attn_kv_a_mqa" and latent is not None:
+        rope = attention.head_dim - latent.plain
+        return _rows(info, [(f"{prefix}attn_kv_a.{kind}", latent.rank), (f"{prefix}attn_k_rope.{kind}", rope)])
+    return []
+
+
+def _recurrent_pieces(spec: RecurrentSpec, info: TensorInfo, prefix: str) -> list[TensorInfo]:
+    name = info.name.removeprefix(prefix)
+    if name in ("ssm_conv1d.weight", "shortconv.conv.weight") and info.shape == (spec.channels, spec.taps):
+        return [replace(info, shape=(spec.channels * spec.taps,))]
+    if isinstance(spec, ShortConvSpec) and name == "shortconv.in_proj.weight":
+        return _rows(info, [(f"{prefix}shortconv.{part}.weight", spec.channels) for part in "bcx"])
+    if isinstance(spec, MambaSpec):
+        if name == "ssm_in.weight":
+            parts = ("z", spec.inner), ("xbc", spec.channels), ("step", spec.heads)
+            return _rows(info, [(f"{prefix}ssm_{part}.weight", count) for part, count in parts])
+        if name in ("ssm_a", "ssm_d", "ssm_norm.weight"):
+            return [replace(info, shape=(math.prod(info.shape),))]
     return []
 
 
@@ -134,7 +181,7 @@ def expected_shapes(config: ModelConfig) -> tuple[Shapes, Shapes]:
     """(required, optional) tensors by name, shapes outermost first."""
     required: Shapes = {EMBEDDING: (config.vocab_size, config.width), OUTPUT_NORM: (config.width,)}
     optional: Shapes = {OUTPUT: (config.vocab_size, config.width)}
-    for rope in {layer.attention.rope for layer in config.layers}:
+    for rope in {layer.attention.rope for layer in config.layers if layer.attention is not None}:
         if rope is not None:
             optional |= dict.fromkeys(LONGROPE if rope.factors in LONGROPE else [rope.factors], (rope.dims // 2,))
     if extra := config.per_layer_width:
@@ -158,13 +205,63 @@ def expected_shapes(config: ModelConfig) -> tuple[Shapes, Shapes]:
 
 
 def _layer_shapes(layer: LayerSpec, width: int) -> tuple[Shapes, Shapes]:
-    ffn = layer.feed_forward.width
-    required, optional = _attention_shapes(layer.attention, width)
-    experts = layer.feed_forward.experts
+    required: Shapes = {}
+    optional: Shapes = {}
+    if layer.attention is not None:
+        required, optional = _attention_shapes(layer.attention, width)
+    if layer.recurrent is not None:
+        needed, possible = _recurrent_shapes(layer.recurrent, width)
+        required, optional = required | needed, optional | possible
+    if layer.norm_before and (layer.attention is not None or layer.recurrent is not None):
+        required |= {"attn_norm.weight": (width,)}
+    if layer.feed_forward is not None:
+        needed, possible = _feed_forward_shapes(layer, layer.feed_forward, width)
+        required, optional = required | needed, optional | possible
+    return required, optional
+
+
+def _recurrent_shapes(spec: RecurrentSpec, width: int) -> tuple[Shapes, Shapes]:
+    if isinstance(spec, ShortConvSpec):
+        each = {f"shortconv.{part}.weight": (spec.channels, width) for part in "bcx"}
+        conv: Shapes = {"shortconv.conv.weight": (spec.channels * spec.taps,)}
+        return each | conv | {"shortconv.out_proj.weight": (width, spec.channels)}, {}
+    heads = spec.value_heads if isinstance(spec, DeltaNetSpec) else spec.heads
+    inner = spec.value_heads * spec.value_dim if isinstance(spec, DeltaNetSpec) else spec.inner
+    required: Shapes = {
+        "ssm_conv1d.weight": (spec.channels * spec.taps,),
+        "ssm_a": (heads,),
+        "ssm_dt.bias": (heads,),
+        "ssm_out.weight": (width, inner),
+    }
+    if isinstance(spec, MambaSpec):
+        required |= {
+            "ssm_z.weight": (inner, width),
+            "ssm_xbc.weight": (spec.channels, width),
+            "ssm_step.weight": (heads, width),
+            "ssm_d": (heads,),
+        }
+        norm: Shapes = {"ssm_norm.weight": (inner,)}
+        required |= norm if spec.norm else {}
+        return required, {"ssm_conv1d.bias": (spec.channels,)} | norm
+    required |= {
+        "attn_qkv.weight": (spec.channels, width),
+        "attn_gate.weight": (inner, width),
+        "ssm_norm.weight": (spec.value_dim,),
+    }
+    small = ("ssm_ba",) if spec.joint else ("ssm_beta", "ssm_alpha")
+    return required | {f"{name}.weight": (2 * heads // len(small), width) for name in small}, {}
+
+
+def _feed_forward_shapes(layer: LayerSpec, spec: FeedForwardSpec, width: int) -> tuple[Shapes, Shapes]:
+    required: Shapes = {}
+    optional: Shapes = {}
+    ffn, experts = spec.width, spec.experts
+    parts = ("gate", "up", "down") if spec.gated else ("up", "down")
     for name in ("ffn_{}",) if experts is None else [f"ffn_{{}}.{number}" for number in range(experts.count)]:
-        gate, up, down = (name.format(part) for part in ("gate", "up", "down"))
-        required |= {f"{gate}.weight": (ffn, width), f"{up}.weight": (ffn, width), f"{down}.weight": (width, ffn)}
-        optional |= {f"{gate}.bias": (ffn,), f"{up}.bias": (ffn,), f"{down}.bias": (width,)}
+        for part in parts:
+            rows, columns = (width, ffn) if part == "down" else (ffn, width)
+            required |= {f"{name.format(part)}.weight": (rows, columns)}
+            optional |= {f"{name.format(part)}.bias": (rows,)}
     if layer.output_scale:
         optional |= {"layer_output_scale.weight": (1,)}
     if experts is not None:
@@ -173,7 +270,7 @@ def _layer_shapes(layer: LayerSpec, width: int) -> tuple[Shapes, Shapes]:
             optional |= {"ffn_down_exps.scale": (experts.count,)}
         optional |= {"ffn_gate_inp.bias": (experts.count,)}
     if layer.norm_before:
-        required |= {"attn_norm.weight": (width,), f"{layer.ffn_norm}.weight": (width,)}
+        required |= {f"{layer.ffn_norm}.weight": (width,)}
     if layer.norm_after:
         required |= {"post_attention_norm.weight": (width,), "post_ffw_norm.weight": (width,)}
     return required, optional
@@ -183,7 +280,8 @@ def _attention_shapes(attention: AttentionSpec, width: int) -> tuple[Shapes, Sha
     if attention.latent is not None:
         return _latent_shapes(attention, attention.latent, width), {}
     queries, keys = attention.query_width, attention.kv_width
-    required: Shapes = {"attn_q.weight": (queries, width), "attn_output.weight": (width, queries)}
+    asked = 2 * queries if attention.output_gate else queries
+    required: Shapes = {"attn_q.weight": (asked, width), "attn_output.weight": (width, queries)}
     optional: Shapes = {"attn_output.bias": (width,)}
     stored: Shapes = {"attn_k.weight": (keys, width), "attn_v.weight": (keys, width)}
     if attention.kv_of is not None:  # files may have them all the same; they are not used

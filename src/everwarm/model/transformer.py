@@ -19,12 +19,16 @@ from everwarm.model.numerics import numerics_id
 from everwarm.model.rope import make_rope
 from everwarm.model.spec import (
     AttentionSpec,
+    DeltaNetSpec,
     ExpertsSpec,
     FeedForwardSpec,
     LatentSpec,
     LayerSpec,
+    MambaSpec,
     ModelConfig,
+    RecurrentSpec,
     RopeSpec,
+    ShortConvSpec,
     Temperature,
 )
 from everwarm.weights.cache.cache import WeightCache
@@ -87,7 +91,8 @@ class Transformer:
         ]
         self.numerics_id = numerics_id(config, self._rotaries, backend, tensor_types)
         self.kv_shape = config.kv_shape
-        self._kv_slots = config.kv_slots
+        self._kv_slots, self._state_slots = config.kv_slots, config.state_slots
+        self.state_shape = config.state_shape
         self._program: _Program | None = None
         self._forgotten = 0  # how often: what is being recorded meanwhile is forgotten, too
         weights.before_release(self._forget)
@@ -146,16 +151,23 @@ class Transformer:
             self.weights.enter(number)
             tensors = _LayerWeights(f"blk.{number}.", weight, self.weights)
 
-            h = step.norm(x, tensors.vector("attn_norm"), epsilon) if layer.norm_before else x
-            mixed = self._attention(step, number, layer.attention, h, tensors)
-            x = self._add_product(step, layer, x, mixed, tensors, "attn_output", "post_attention_norm")
+            if layer.attention is not None or layer.recurrent is not None:
+                h = step.norm(x, tensors.vector("attn_norm"), epsilon) if layer.norm_before else x
+            if layer.attention is not None:
+                mixed = self._attention(step, number, layer.attention, h, tensors)
+                x = self._add_product(step, layer, x, mixed, tensors, "attn_output", "post_attention_norm")
+            if layer.recurrent is not None:
+                mixed = self._recurrent(step, self._state_slots[number], layer.recurrent, h, tensors)
+                x = self._add_product(step, layer, x, mixed, tensors, layer.recurrent.output, "post_attention_norm")
 
             if not self.weights.mapped and number + 1 < len(self.config.layers):
                 self._expect_experts(step, number + 1, x, weight)
-            h = step.norm(x, tensors.vector(layer.ffn_norm), epsilon) if layer.norm_before else x
             ffn = layer.feed_forward
+            if ffn is None:
+                continue
+            h = step.norm(x, tensors.vector(layer.ffn_norm), epsilon) if layer.norm_before else x
             if ffn.experts is None:
-                h = step.gated(h, tensors.matrix("ffn_gate"), tensors.matrix("ffn_up"), ffn.activation)
+                h = self._hidden(step, ffn, h, tensors)
                 x = self._add_product(step, layer, x, h, tensors, "ffn_down", "post_ffw_norm")
             else:
                 y = self._experts(step, ffn, ffn.experts, x, h, tensors)
@@ -165,6 +177,42 @@ class Transformer:
             if layer.output_scale and tensors.has("layer_output_scale"):
                 x = step.scale(x, float(tensors.vector("layer_output_scale")[0]))
         return x
+
+    def _hidden(self, step: Step, ffn: FeedForwardSpec, h: Array, tensors: "_LayerWeights") -> Array:
+        if ffn.gated:
+            return step.gated(h, tensors.matrix("ffn_gate"), tensors.matrix("ffn_up"), ffn.activation)
+        (up,) = step.linear(h, [tensors.matrix("ffn_up")])
+        return step.gate(up, step.copy(up), "positive")
+
+    def _recurrent(self, step: Step, slot: int, spec: RecurrentSpec, h: Array, tensors: "_LayerWeights") -> Array:
+        match spec:
+            case ShortConvSpec():
+                names = ("shortconv.b", "shortconv.c", "shortconv.x")
+                b, c, x = step.linear(h, [tensors.matrix(name) for name in names])
+                y = step.short_conv(slot, step.gate(b, x, "product"), tensors.vector("shortconv.conv"), None, False)
+                return step.gate(c, y, "product")
+            case DeltaNetSpec():
+                return self._delta_net(step, slot, spec, h, tensors)
+            case MambaSpec():
+                return self._mamba(step, slot, spec, h, tensors)
+
+    def _delta_net(self, step: Step, slot: int, spec: DeltaNetSpec, h: Array, tensors: "_LayerWeights") -> Array:
+        names = ["attn_qkv", "attn_gate", *(["ssm_ba"] if spec.joint else ["ssm_beta", "ssm_alpha"])]
+        qkv, gate, *others = step.linear(h, [tensors.matrix(name) for name in names])
+        qkv = step.short_conv(slot, qkv, tensors.vector("ssm_conv1d"), None, True)
+        a, bias = tensors.get(f"{tensors.prefix}ssm_a"), tensors.get(f"{tensors.prefix}ssm_dt.bias")
+        y = step.delta_net(slot, spec, qkv, others[0], others[-1], a, bias)
+        y = step.norm_heads(y, tensors.vector("ssm_norm"), self.config.norm_epsilon, spec.value_heads)
+        return step.gate(gate, y, "silu")
+
+    def _mamba(self, step: Step, slot: int, spec: MambaSpec, h: Array, tensors: "_LayerWeights") -> Array:
+        gate, xbc, dt = step.linear(h, [tensors.matrix(name) for name in ("ssm_z", "ssm_xbc", "ssm_step")])
+        xbc = step.short_conv(slot, xbc, tensors.vector("ssm_conv1d"), tensors.bias("ssm_conv1d"), True)
+        a, bias, skip = (tensors.get(f"{tensors.prefix}{name}") for name in ("ssm_a", "ssm_dt.bias", "ssm_d"))
+        y = step.gate(gate, step.mamba(slot, spec, xbc, dt, a, bias, skip), "silu")
+        if spec.norm or tensors.has("ssm_norm"):
+            y = step.norm_heads(y, tensors.vector("ssm_norm"), self.config.norm_epsilon, spec.groups)
+        return y
 
     def _per_layer_inputs(self, step: Step, spans: Sequence[Span], x: Array) -> Array:
         """What each layer gets besides: a token's own embedding for it, and what a product of the row says."""
@@ -203,6 +251,10 @@ class Transformer:
         own, epsilon = spec.kv_of is None, self.config.norm_epsilon
         names = ["attn_q", *(["attn_k"] if own else []), *(["attn_v"] if own and tensors.has("attn_v") else [])]
         q, *kv = step.linear(h, [tensors.matrix(name) for name in names])
+        gate = None
+        if spec.output_gate:
+            gate = step.copy(q, spec.head_dim, spec.head_dim, "gate of heads", spec.heads)
+            q = step.copy(q, 0, spec.head_dim, "queries of heads", spec.heads)
         k, v = (kv[0], kv[1] if len(kv) > 1 else step.copy(kv[0])) if own else (None, None)
         if spec.qk_norm != "none" and (spec.qk_norm_required or tensors.has("attn_q_norm")):
             heads, kv_heads = (spec.heads, spec.kv_heads) if spec.qk_norm == "head" else (1, 1)
@@ -214,7 +266,8 @@ class Transformer:
             q = step.rotate(q, spec.heads, self._rotation[spec.rope, spec.temperature])
             k = None if k is None else step.rotate(k, spec.kv_heads, self._rotation[spec.rope, None])
         sinks = tensors.vector("attn_sinks") if spec.sinks else None
-        return step.attention(self._kv_slots[number], q, k, v, spec.scale, spec.window, spec.softcap, sinks)
+        y = step.attention(self._kv_slots[number], q, k, v, spec.scale, spec.window, spec.softcap, sinks)
+        return y if gate is None else step.gate(gate, y, "sigmoid")
 
     def _latent_attention(
         self, step: Step, number: int, spec: AttentionSpec, latent: LatentSpec, h: Array, tensors: "_LayerWeights"
@@ -270,6 +323,8 @@ class Transformer:
         little from layer to layer. They are read while that one computes.
         """
         layer = self.config.layers[number]
+        if layer.feed_forward is None:
+            return
         spec, tensors = layer.feed_forward.experts, _LayerWeights(f"blk.{number}.", weight, self.weights)
         if spec is None or spec.beside:
             return
@@ -304,6 +359,6 @@ def _rotations(config: ModelConfig) -> list[tuple[RopeSpec, Temperature | None]]
     found: dict[tuple[RopeSpec, Temperature | None], None] = {}
     for temperature in (False, True):
         for attention in (layer.attention for layer in config.layers):
-            if attention.rope is not None:
+            if attention is not None and attention.rope is not None:
                 found[attention.rope, attention.temperature if temperature else None] = None
     return list(found)

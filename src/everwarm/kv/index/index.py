@@ -11,11 +11,11 @@ not everywhere: `resume` finds the latest position at which all of them are ther
 """
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from everwarm.kernels.backend import FULL, WINDOW, BlockMemory
+from everwarm.kernels.backend import FULL, STATE, WINDOW, BlockMemory
 from everwarm.kv.chain import Key
 from everwarm.kv.counts import Counts
 from everwarm.kv.eviction import AS_A_LAST_RESORT, AT_REST, WHILE_SAVING, Worth, rank_in_memory, worth
@@ -45,11 +45,12 @@ class Resume:
 
     position: int  # tokens that need not be computed
     path: list[Node]  # the blocks that hold them
-    windows: dict[int, Node]  # by number of block
+    windows: dict[int, Node] = field(default_factory=dict)  # by number of block
+    state: Node | None = None
 
     @property
     def nodes(self) -> list[Node]:
-        return [*self.path, *self.windows.values()]
+        return [*self.path, *self.windows.values(), *([] if self.state is None else [self.state])]
 
 
 class Index:
@@ -71,6 +72,7 @@ class Index:
         self.pools = {kind: BlockPool(one, ledger=self._ledger) for kind, one in memories.items()}
         self.pool = self.pools[FULL]
         self.windows = Windows(self.pools[WINDOW], reach) if WINDOW in self.pools else None
+        self.states = self.pools.get(STATE)
         self.lock: threading.RLock = self._ledger.lock
         self.tree = Tree(self.pool.block_tokens)
         self.hot = Recency()
@@ -114,7 +116,7 @@ class Index:
         if self.windows is not None:
             pool, seen = self.windows.pool, -(-(self.windows.reach + STEP_TOKENS) // self.block_tokens) + 2
             size += min(blocks, seen) * pool.block_bytes
-        return size
+        return size if self.states is None else size + 2 * self.states.block_bytes
 
     def has_free(self, size: int) -> bool:
         """Whether so many bytes fit beside all that is in memory."""
@@ -126,7 +128,7 @@ class Index:
 
     def sequence(self, capacity: int) -> SequenceKV:
         """An empty sequence in this memory."""
-        return SequenceKV(self.pool, capacity, self.windows)
+        return SequenceKV(self.pool, capacity, self.windows, self.states)
 
     def pool_of(self, node: Node) -> BlockPool:
         return self.pools[node.kind]
@@ -203,25 +205,64 @@ class Index:
 
         size = self.block_tokens
         unusable = next((number for number, node in enumerate(path) if not usable(node)), len(path))
-        wanted = min(wanted, unusable * size)
-        while wanted > 0 and self.windows is not None:
-            found = {number: path[number].beside.get(WINDOW) for number in self.windows.numbers(wanted)}
+        for position, state in self._candidates(path, min(wanted, unusable * size), usable):
+            numbers = self.windows.numbers(position) if self.windows is not None else range(0)
+            found = {number: path[number].beside.get(WINDOW) for number in numbers}
             sound = {number: node for number, node in found.items() if node is not None and usable(node)}
             if len(sound) == len(found):
-                return Resume(wanted, path[: -(-wanted // size)], sound)
-            wanted = (-(-wanted // size) - 1) * size  # the end of the block before
-        return Resume(wanted, path[: -(-wanted // size)], {})
+                return Resume(position, path[: -(-position // size)], sound, state)
+        return Resume(0, [])
 
-    def beside(self, chain: list[Node], positions: Iterable[int], *, make: bool = False) -> list[Node]:
-        """What lies beside a chain so that it can be gone on from at these positions: the nodes that are known, or all
-        of them, made if they are not.
+    def _candidates(
+        self, path: list[Node], wanted: int, usable: Callable[[Node], bool]
+    ) -> Iterator[tuple[int, Node | None]]:
+        """Positions that may be gone on from, the latest first: of each block the last one that is wanted, or those
+        after which a state is there. `path` leads to all of them.
         """
-        if self.windows is None:
+        size = self.block_tokens
+        for number in range(-(-wanted // size) - 1, -1, -1):
+            most = min(wanted, (number + 1) * size)
+            if self.states is None:
+                yield most, None
+                continue
+            parent = path[number].parent
+            assert parent is not None
+            for node in self.tree.beginnings(parent, path[number].tokens[: 4 * (most - number * size)]):
+                state = node.beside.get(STATE)
+                if state is not None and usable(state):
+                    yield node.end, state
+
+    def beside(self, chain: list[Node], tokens: bytes, positions: Iterable[int], *, make: bool = False) -> list[Node]:
+        """What lies beside a chain of these tokens so that it can be gone on from at these positions: the nodes that
+        are known, or all of them, made if they are not.
+        """
+        if self.windows is None and self.states is None:
             return []
         with self.lock:
-            numbers = {number for position in positions for number in self.windows.numbers(position)}
-            main = [chain[number] for number in sorted(numbers) if number < len(chain)]
-            return [self.tree.beside_of(node, WINDOW) for node in main if make or WINDOW in node.beside]
+            found: dict[int, tuple[Node, str]] = {}
+            for position in positions:
+                for number in self.windows.numbers(position) if self.windows is not None else ():
+                    if number < len(chain):
+                        found[id(chain[number])] = chain[number], WINDOW
+            main = list(found.values())
+            if self.states is not None:
+                ends = (self._node_at(chain, tokens, position, make) for position in positions)
+                main += [(node, STATE) for node in ends if node is not None]
+            return [self.tree.beside_of(node, kind) for node, kind in main if make or kind in node.beside]
+
+    def _node_at(self, chain: list[Node], tokens: bytes, position: int, make: bool) -> Node | None:
+        """The node of a chain that ends at a position: one of its own, or a partial block that its history ended with
+        once.
+        """
+        size = self.block_tokens
+        number = -(-position // size) - 1
+        if not 0 <= number < len(chain):
+            return None
+        if chain[number].end == position:
+            return chain[number]
+        parent, part = chain[number].parent, tokens[4 * number * size : 4 * position]
+        assert parent is not None
+        return self.tree.child(parent, part) if make else self.tree.find_child(parent, part)
 
     # Use --------------------------------------------------------------------------------------------------------------
 

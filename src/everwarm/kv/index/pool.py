@@ -196,9 +196,14 @@ GONE = -1
 class SequenceKV:
     """Keys and values of one sequence: it owns each of its blocks, perhaps together with others."""
 
-    def __init__(self, pool: BlockPool, capacity: int, windows: Windows | None = None) -> None:
+    def __init__(
+        self, pool: BlockPool, capacity: int, windows: Windows | None = None, states: BlockPool | None = None
+    ) -> None:
+        """`states`: where layers with a state keep it."""
         self.pool = pool
         self.capacity = capacity
+        self.state = GONE  # that of `length` tokens, where the model has states; GONE: nothing was computed yet
+        self._states = states
         self.length = 0
         self.blocks: list[int] = []
         self.windows: list[int] = []  # as many as `blocks`, where the model has windows; GONE: out of sight
@@ -207,10 +212,10 @@ class SequenceKV:
 
     @property
     def size_bytes(self) -> int:
-        windows = sum(block != GONE for block in self.windows[self._seen :])
-        return len(self.blocks) * self.pool.block_bytes + (
-            windows * self._windows.pool.block_bytes if self._windows is not None else 0
-        )
+        size = len(self.blocks) * self.pool.block_bytes
+        if self._windows is not None:
+            size += sum(block != GONE for block in self.windows[self._seen :]) * self._windows.pool.block_bytes
+        return size + (self._states.block_bytes if self._states is not None and self.state != GONE else 0)
 
     def reserve(self, tokens: int, wait: bool = True) -> None:
         """Blocks for this many tokens in all; those from `length` on belong to this sequence alone."""
@@ -219,6 +224,17 @@ class SequenceKV:
         if self._windows is not None:
             self._forget_unseen(self._windows)
             self._reserve(self._windows.pool, self.windows, tokens, wait)
+        if self._states is not None and tokens > self.length:
+            self._own_state(self._states, wait)
+
+    def _own_state(self, states: BlockPool, wait: bool) -> None:
+        """The state is changed where it lies: somebody else's is copied first."""
+        if self.state == GONE:
+            assert not self.length, "a state was lost"
+            self.state = states.allocate_many(1, wait=wait)[0]
+        elif states.owners(self.state) > 1:
+            shared, self.state = self.state, states.copy(self.state, wait)
+            states.drop([shared])
 
     def _reserve(self, pool: BlockPool, blocks: list[int], tokens: int, wait: bool) -> None:
         size = pool.block_tokens
@@ -241,7 +257,10 @@ class SequenceKV:
     def truncate(self, length: int) -> None:
         """Forget the tokens from `length` on. Where there are windows, those before must still be seen."""
         assert 0 <= length <= self.length
+        assert self._states is None or length in (0, self.length), "a state can't be taken back"
         self.length = length
+        if not length:
+            self._drop_state()
         kept = -(-length // self.pool.block_tokens)
         self._cut(kept)
 
@@ -252,13 +271,17 @@ class SequenceKV:
             self._windows.pool.drop(block for block in self.windows[kept:] if block != GONE)
             del self.windows[kept:]
 
-    def adopt(self, blocks: list[int], length: int, windows: Mapping[int, int] | None = None) -> None:
+    def adopt(
+        self, blocks: list[int], length: int, windows: Mapping[int, int] | None = None, state: int = GONE
+    ) -> None:
         """Begin with blocks that are known and held for this sequence; those of windows by number."""
         assert not self.blocks, "only an empty sequence can begin"
         self.blocks, self.length = blocks, length
         self._adopt_windows(windows or {})
+        self._drop_state()
+        self.state = state
 
-    def go_on_with(self, blocks: list[int], windows: Mapping[int, int] | None = None) -> None:
+    def go_on_with(self, blocks: list[int], windows: Mapping[int, int] | None = None, state: int = GONE) -> None:
         """Take over full blocks that are known and held for this sequence: they hold what it would compute next. What
         it has of the first of them is given up; and its windows, for those that it needs from now on.
         """
@@ -266,6 +289,13 @@ class SequenceKV:
         self.blocks += blocks
         self.length = len(self.blocks) * self.pool.block_tokens
         self._adopt_windows(windows or {})
+        self._drop_state()
+        self.state = state
+
+    def _drop_state(self) -> None:
+        if self._states is not None and self.state != GONE:
+            self._states.drop([self.state])
+            self.state = GONE
 
     def _adopt_windows(self, windows: Mapping[int, int]) -> None:
         if self._windows is not None:
@@ -276,6 +306,7 @@ class SequenceKV:
     def close(self) -> None:
         """Give the blocks back. What else owns them keeps them."""
         self._cut(0)
+        self._drop_state()
         self.length = self._seen = 0
 
 

@@ -127,6 +127,16 @@ class Tree:
             self.beside += 1
         return found
 
+    def beginnings(self, parent: Node, tokens: bytes) -> Iterator[Node]:
+        """The blocks behind `parent` whose tokens are a beginning of these, the longest first."""
+        if len(parent.children) <= 64:
+            found = [child for child in parent.children if tokens.startswith(child.tokens)]
+            yield from sorted(found, key=lambda child: -child.end)
+            return
+        for length in range(len(tokens), 0, -4):
+            if (child := self.find_child(parent, tokens[:length])) is not None:
+                yield child
+
     def forget(self, node: Node) -> None:
         """Take nodes out that nothing speaks for any more: this one, then the one it lies beside, then its parents."""
         while node.parent is not None and not node.spoken_for:

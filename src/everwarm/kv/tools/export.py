@@ -20,7 +20,7 @@ import numpy as np
 import xxhash
 
 from everwarm.errors import StoreError
-from everwarm.kernels.backend import FULL, WINDOW
+from everwarm.kernels.backend import FULL
 from everwarm.kv import container
 from everwarm.kv.chain import child_key, token_bytes
 from everwarm.kv.container import Array
@@ -96,12 +96,16 @@ def _covered(store: AgentStore, manifest: Manifest, names: list[BlockName], lost
     usable = next((number for number, name in enumerate(names) if name.id in lost), len(names))
     covered = min(manifest.kv_tokens, usable * size)
 
-    def beside(name: BlockName) -> bool:
+    def is_there(kind: str, name: BlockName) -> bool:
         node = index.find(name.key)
-        found = None if node is None else node.beside.get(WINDOW)
-        return found is not None and found.available and replace(name, kind=WINDOW).id not in lost
+        found = None if node is None else node.beside.get(kind)
+        return found is not None and found.available and replace(name, kind=kind).id not in lost
 
-    while index.windows is not None and covered and not all(beside(names[n]) for n in index.windows.numbers(covered)):
+    def can_go_on() -> bool:
+        apart = [kind for kind in store.ids.layout.kinds if kind != FULL]
+        return all(is_there(kind, names[n]) for kind in apart for n in block_numbers(store.ids, kind, covered))
+
+    while covered and not can_go_on():
         covered = (-(-covered // size) - 1) * size
     return covered
 

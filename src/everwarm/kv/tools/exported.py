@@ -17,7 +17,7 @@ import numpy as np
 import xxhash
 
 from everwarm.errors import StoreError
-from everwarm.kernels.backend import FULL, WINDOW
+from everwarm.kernels.backend import FULL, STATE, WINDOW
 from everwarm.kv import container
 from everwarm.kv.believable import check_messages, check_tokens
 from everwarm.kv.chain import U32
@@ -29,7 +29,7 @@ from everwarm.types import Run
 
 FORMAT = "everwarm-export"
 VERSION = "1"
-NAMES = {FULL: "kv", WINDOW: "window"}
+NAMES = {FULL: "kv", WINDOW: "window", STATE: "state"}
 """Of the tensors that hold blocks, by kind."""
 MOST_TOKENS = 1 << 24
 _CHUNK = 1 << 20
@@ -207,8 +207,10 @@ class Export:
 def block_numbers(ids: ModelIds, kind: str, kv_tokens: int) -> range:
     """Which blocks of a kind a history of so many tokens needs in order to go on."""
     size, reach = ids.layout.block_tokens, ids.layout.reach
-    first = 0 if kind == FULL else max(0, kv_tokens + 1 - reach) // size
-    return range(first, -(-kv_tokens // size))
+    end = -(-kv_tokens // size)
+    if kind == STATE:
+        return range(max(0, end - 1), end)
+    return range(0 if kind == FULL else max(0, kv_tokens + 1 - reach) // size, end)
 
 
 def block_tensors(ids: ModelIds, kind: str, rows: int) -> list[container.Tensor]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from everwarm.errors import AgentExistsError, StoreError
-from everwarm.kernels.backend import FULL, WINDOW
+from everwarm.kernels.backend import FULL
 from everwarm.kv.agent import Agent, check_name
 from everwarm.kv.chain import token_bytes
 from everwarm.kv.container import Array
@@ -91,10 +91,11 @@ class _Import:
                 node = index.claim_child(node, tokens[number * size : (number + 1) * size])
                 self._chain.append(node)
             with index.lock:
-                self._beside = index.beside(self._chain, self._positions, make=True)
+                self._beside = index.beside(self._chain, tokens, self._positions, make=True)
                 index.claim(self._beside)
             self._write(FULL, self._chain)
-            self._write(WINDOW, self._beside)
+            for kind in store.ids.layout.kinds:
+                self._write(kind, [node for node in self._beside if node.kind == kind])
             store.histories.save(self._agent, self._manifest(), self._chain).result()
         except BaseException:
             store.histories.withdraw(self._agent)
@@ -106,8 +107,8 @@ class _Import:
     @property
     def _positions(self) -> tuple[int, ...]:
         """An export holds what it takes to go on at its end."""
-        windows = self._store.index.windows is not None and self._export.kv_tokens
-        return (self._export.kv_tokens,) if windows else ()
+        apart = len(self._store.index.pools) > 1 and self._export.kv_tokens
+        return (self._export.kv_tokens,) if apart else ()
 
     def _write(self, kind: str, nodes: list[Node]) -> None:
         block = np.empty(self._store.ids.layout.block_bytes(kind), np.uint8)

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 
 from everwarm.errors import CapacityError
 from everwarm.kv.index.index import Index, Resume
-from everwarm.kv.index.pool import SequenceKV
+from everwarm.kv.index.pool import GONE, SequenceKV
 from everwarm.kv.index.tree import Node, is_hot
 from everwarm.kv.receipt import Cause, Receipt, Why
 from everwarm.kv.warm.tier import WarmTier
@@ -65,11 +65,12 @@ class _Held:
         self.read.add(id(node))
         self.read_bytes += self._index.pool_of(node).block_bytes
 
-    def taken(self, plan: Resume) -> tuple[list[int], int, dict[int, int]]:
+    def taken(self, plan: Resume) -> tuple[list[int], int, dict[int, int], int]:
         """What a sequence begins with. These blocks are its own from now on."""
         blocks = [self._blocks.pop(id(node))[1] for node in plan.path]
         windows = {number: self._blocks.pop(id(node))[1] for number, node in plan.windows.items()}
-        return blocks, plan.position, windows
+        state = GONE if plan.state is None else self._blocks.pop(id(plan.state))[1]
+        return blocks, plan.position, windows, state
 
     def drop_rest(self) -> None:
         for node, block in self._blocks.values():

@@ -16,7 +16,7 @@ import numpy as np
 
 from everwarm.errors import StoreError
 from everwarm.kernels.backend import FULL
-from everwarm.kv.chain import Key
+from everwarm.kv.chain import Key, token_bytes
 from everwarm.kv.container import Array, VersionError
 from everwarm.kv.eviction import Worth
 from everwarm.kv.index.index import Index
@@ -116,7 +116,7 @@ class WarmTier:
                 self.delete_doomed()
                 saved, written = self._save_blocks(chain)
                 blocks = chain[:saved]
-                beside = self._index.beside(blocks, manifest.positions)
+                beside = self._index.beside(blocks, token_bytes(manifest.tokens), manifest.positions)
                 written += sum(self._save_blocks([node])[1] for node in beside)
                 self._sync()
                 # The manifest counts what is there: blocks may have been given up when memory was short, or come back.

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from everwarm.model.architectures import (
     deepseek2,
+    falcon_h1,
     gemma2,
     gemma3,
     gemma4,
@@ -11,14 +12,18 @@ from everwarm.model.architectures import (
     glm4moe,
     gpt_oss,
     granite,
+    lfm2,
     llama,
+    mamba2,
     mistral3,
+    nemotron_h,
     olmo2,
     phi3,
     qwen2,
     qwen2moe,
     qwen3,
     qwen3moe,
+    qwen35,
     smollm3,
 )
 from everwarm.model.metadata import Keys
@@ -43,4 +48,13 @@ ARCHITECTURES: dict[str, Callable[[Keys], Body]] = {
     "gpt-oss": gpt_oss.read,
     "deepseek2": deepseek2.read,
     "granitemoe": granite.read,
+    "granitehybrid": granite.read,
+    "qwen3next": qwen35.read,
+    "qwen35": qwen35.read,
+    "qwen35moe": qwen35.read,
+    "lfm2": lfm2.read,
+    "lfm2moe": lfm2.read,
+    "falcon-h1": falcon_h1.read,
+    "nemotron_h": nemotron_h.read,
+    "mamba2": mamba2.read,
 }
