@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from everwarm.kv.eviction import worth
+from everwarm.kv.index.index import Superseded
 from everwarm.kv.index.pool import GONE
 from everwarm.kv.index.tree import Node
 from everwarm.kv.store import AgentStore
@@ -48,6 +49,9 @@ def _audit_agents(store: AgentStore, nodes: list[Node], turns: Sequence[Turn]) -
         ("pinned", [agent for agent in agents if agent.pinned]),
     ):
         counted = Counter((node.key, node.kind) for agent in owners for node in agent.owned())
+        for one in _superseded(store):
+            if {"named": not one.anonymous, "anonymous": one.anonymous, "pinned": one.pinned}[what]:
+                counted.update((node.key, node.kind) for node in one.nodes)
         said = {(node.key, node.kind): getattr(node, what) for node in nodes if getattr(node, what)}
         assert said == dict(counted), what
     talking = Counter(id(turn.agent) for turn in turns if turn.agent is not None)
@@ -60,6 +64,11 @@ def _audit_agents(store: AgentStore, nodes: list[Node], turns: Sequence[Turn]) -
         assert (agent.tenant, agent.group, agent.text_digest) == (tenant, group, digest)
 
 
+def _superseded(store: AgentStore) -> list[Superseded]:
+    """What stored manifests need and their agents do not."""
+    return [] if store.warm is None else [one for found in store.warm._superseded.values() for _, one in found]
+
+
 def _audit_memory(store: AgentStore, nodes: list[Node], turns: Sequence[Turn]) -> None:
     index, hot = store.index, 0
     for kind, pool in index.pools.items():
@@ -69,7 +78,8 @@ def _audit_memory(store: AgentStore, nodes: list[Node], turns: Sequence[Turn]) -
         hot += len(owners)
         owners.update(node.block for node in of_kind if node.writing)
         for turn in turns:
-            owners.update(turn.kv.blocks if kind == "full" else [block for block in turn.kv.windows if block != GONE])
+            held = {"full": turn.kv.blocks, "window": turn.kv.windows, "state": [turn.kv.state]}[kind]
+            owners.update(block for block in held if block != GONE)
         assert dict(owners) == pool._owners, "blocks whose owners are counted wrongly"
         assert pool.memory.in_use == pool.in_use
     assert index.bytes_in_use == sum(pool.in_use * pool.block_bytes for pool in index.pools.values())

@@ -4,10 +4,12 @@ import random
 import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from everwarm.errors import StoreError
-from everwarm.kv.manifest import decode
+from everwarm.kv.chain import Key, child_key, token_bytes
+from everwarm.kv.manifest import Manifest, decode
 from everwarm.kv.store import AgentStore
 from kv import fake
 from kv.audit import audit
@@ -64,9 +66,22 @@ class Moment:
                 for number in range(max(0, position + 1 - REACH) // BLOCK_TOKENS, -(-position // BLOCK_TOKENS))
             }
             needed = [blocks / f"{key.hex()}.safetensors" for key in manifest.blocks]
-            needed += [blocks / f"{manifest.blocks[number].hex()}.window.safetensors" for number in seen]
+            if "window" in fake.apart:
+                needed += [blocks / f"{manifest.blocks[number].hex()}.window.safetensors" for number in seen]
+            if "state" in fake.apart:
+                needed += [
+                    blocks / f"{key.hex()}.state.safetensors"
+                    for key in map(partial(_key_at, manifest), manifest.positions)
+                ]
             for block in needed:
                 assert block in tree or key_of(block) in excused, f"{path.name} names {block.name}, which is not there"
+
+
+def _key_at(manifest: Manifest, position: int) -> Key:
+    """The name of the block, perhaps one that a history has once ended with, that ends at a position."""
+    number = -(-position // BLOCK_TOKENS) - 1
+    parent = manifest.blocks[number - 1] if number else fake.model_ids().root(bytes.fromhex(manifest.salt))
+    return child_key(parent, token_bytes(manifest.tokens[number * BLOCK_TOKENS : position]))
 
 
 def key_of(path: Path) -> str:

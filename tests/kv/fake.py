@@ -24,31 +24,39 @@ from everwarm.kv.warm.blockstore import BlockStore, ObjectId
 from everwarm.kv.warm.tier import WarmTier
 from everwarm.types import Run
 
-has_windows = False
-"""Whether models have layers with a window: then everything has to hold as well. `windows` changes it."""
+apart: frozenset[str] = frozenset()
+"""What models have besides layers that see everything: `window`, `state`. Everything has to hold then as well. `having`
+changes it.
+"""
 
 BLOCK_TOKENS = 8
 TOKEN_BYTES = 64
 WINDOW_BYTES = 32  # of a token, in layers with a window
 REACH = 21
+STATE_BYTES = 256
 MESSAGE_END = 2
 CAPACITY = 4096
 
 
+KINDS = ((), ("window",), ("state",), ("window", "state"))
+
+
 @contextmanager
-def windows(there: bool) -> Iterator[None]:
-    """Models that are made meanwhile have layers with a window, or none."""
-    global has_windows
-    before, has_windows = has_windows, there
+def having(*kinds: str) -> Iterator[None]:
+    """Models that are made meanwhile have layers of these kinds, too."""
+    global apart
+    before, apart = apart, frozenset(kinds)
     try:
         yield
     finally:
-        has_windows = before
+        apart = before
 
 
 def model_ids(weights: str = "w" * 64, numerics: str = "n" * 64, kv_type: str = "f16") -> ModelIds:
     groups = [Group("full", 1, 16, 16, kv_type, BLOCK_TOKENS * TOKEN_BYTES)]
-    if has_windows:
+    if "state" in apart:
+        groups.append(Group("state", 1, 0, STATE_BYTES // 4, "f32", STATE_BYTES))
+    if "window" in apart:
         groups.append(Group("window", 1, 8, 8, kv_type, BLOCK_TOKENS * WINDOW_BYTES, REACH))
     return ModelIds(weights, numerics, Layout(BLOCK_TOKENS, tuple(groups)), "fake", kv_type)
 
@@ -122,14 +130,22 @@ def compute(turn: Turn, tokens: Sequence[int], chunk: int = 20) -> None:
     """Compute the tokens of the history that `turn.kv` does not have yet. `tokens` is all of the history."""
     expected = kv_bytes(tokens)
     while turn.kv.length < len(tokens):
-        end = min(turn.kv.length + chunk, len(tokens))
+        end = min(turn.kv.length + chunk, len(tokens), len(tokens) if turn.stop is None else turn.stop)
         turn.kv.reserve(end)
         for at in range(turn.kv.length, end):
             _row(turn, at)[:] = expected[at]
             if turn._index.windows is not None:
                 _window_row(turn, at)[:] = expected[at][:WINDOW_BYTES]
         turn.kv.length = end
+        if turn._index.states is not None:
+            turn._index.states.read(turn.kv.state)[:] = state_bytes(tokens[:end])
         turn.seal_full()
+
+
+def state_bytes(tokens: Sequence[int]) -> np.ndarray:
+    """What must be the state behind these tokens."""
+    digest = hashlib.blake2b(np.asarray(tokens, "<u4").tobytes()).digest()
+    return np.frombuffer(digest * (STATE_BYTES // len(digest)), np.uint8)
 
 
 def _row(turn: Turn, at: int) -> np.ndarray:
@@ -149,6 +165,9 @@ def _window_row(turn: Turn, at: int) -> np.ndarray:
 def check(turn: Turn, tokens: Sequence[int]) -> None:
     """What the turn holds is what computing would have given."""
     expected = kv_bytes(tokens[: turn.kv.length])
+    if turn._index.states is not None and turn.kv.length:
+        state = turn._index.states.read(turn.kv.state)
+        assert (state == state_bytes(tokens[: turn.kv.length])).all(), "a state of another history"
     seen = 0 if turn._index.windows is None else max(0, turn.kv.length + 1 - REACH)
     for at in range(turn.kv.length):
         assert (_row(turn, at) == expected[at]).all(), f"token {at}: KV of another history"

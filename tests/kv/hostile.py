@@ -74,8 +74,14 @@ class SteppedWriter(Writer):
     def try_submit(self, job: Callable[[], Any], size: int, *, wait: bool) -> "Future[Any] | None":
         if not wait and not self._fits(size):
             return None
+        self.wait_for_room(size)
+        return self.enqueue(job, size)
+
+    def wait_for_room(self, size: int) -> None:
         while not self._fits(size):
             self.step()
+
+    def enqueue(self, job: Callable[[], Any], size: int) -> "Future[Any]":
         if self._closed:
             raise RuntimeError("the agent store is closed")
         future = _Awaited(self)

@@ -152,7 +152,7 @@ def live_world(seed: int, steps: int = STEPS) -> Counter[str]:
     draw = random.Random(seed)
     faults, setting, done = draw.choice([[], KINDS]), a_setting(draw), list[str]()
     try:
-        with fake.windows(seed % 2 == 1), memory_directory() as directory, repeatable(seed) as reads:
+        with fake.having(*fake.KINDS[seed % 4]), memory_directory() as directory, repeatable(seed) as reads:
             world = World(directory, setting, reads)
             for _ in range(steps):
                 done.append(act(world, draw, faults))
@@ -172,7 +172,7 @@ def live_crowd(seed: int, threads: int = 6, deeds: int = 40, crashes: int = 15) 
     before = sys.getswitchinterval()
     sys.setswitchinterval(draw.choice([5e-6, 5e-5, 5e-3]))
     try:
-        with fake.windows(seed % 2 == 1), memory_directory() as directory:
+        with fake.having(*fake.KINDS[seed % 4]), memory_directory() as directory:
             crowd = Crowd(directory, setting, seed, faults=faults)
             crowd.run(threads, deeds)
             crowd.finish(crashes)

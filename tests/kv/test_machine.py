@@ -41,11 +41,11 @@ a_turn_can_begin = precondition(lambda self: len(self.world.turns) < MOST_TURNS)
 class Machine(RuleBasedStateMachine):
     """One deed after the other; everything is compared after each."""
 
-    @initialize(setting=SETTINGS, seed=st.integers(0, 99), windows=st.booleans())
-    def begin_world(self, setting: Setting, seed: int, windows: bool) -> None:
+    @initialize(setting=SETTINGS, seed=st.integers(0, 99), kinds=st.sampled_from(fake.KINDS))
+    def begin_world(self, setting: Setting, seed: int, kinds: tuple[str, ...]) -> None:
         self.seed = seed
         self.ends = ExitStack()
-        self.ends.enter_context(fake.windows(windows))
+        self.ends.enter_context(fake.having(*kinds))
         reads = self.ends.enter_context(repeatable(seed))
         directory = self.ends.enter_context(memory_directory())
         self.world = World(directory, setting, reads)

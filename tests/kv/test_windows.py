@@ -22,7 +22,7 @@ LONG = [10 + number % 97 for number in range(5 * EVERY + 3)]
 
 @pytest.fixture(autouse=True)
 def windows() -> Iterator[None]:
-    with fake.windows(True):
+    with fake.having("window"):
         yield
 
 
@@ -92,7 +92,7 @@ def test_the_receipt_says_what_is_computed_again(store: AgentStore) -> None:
     talk(store, "alice", LONG)
     receipt = talk(store, "alice", [*LONG[: EVERY + 40], 1])
     assert receipt.cause is Cause.RECOMPUTED
-    assert receipt.reason == "known up to token 104, windows are kept at 64: 40 tokens are computed again"
+    assert receipt.reason == "known up to token 104, it can be gone on from 64: 40 tokens are computed again"
 
 
 def test_ends_of_messages_are_marks(store: AgentStore) -> None:
@@ -228,5 +228,5 @@ def test_memory_that_is_short_lets_go_of_windows_as_well(root: Path) -> None:
 
 
 def test_the_marks_of_a_model_without_windows_are_none() -> None:
-    with fake.windows(False):
+    with fake.having():
         assert list(Marks.of(fake.model_ids().layout, frozenset({1})).positions(b"\0\0\0\1" * 1000)) == []

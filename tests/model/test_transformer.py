@@ -36,7 +36,9 @@ def opened(path: Path, backend: Backend | None = None, context: int | None = Non
 def new_kv(model: Transformer) -> SequenceKV:
     """An empty cache in the model's own pool, which is made at the first call."""
     if not hasattr(model, "test_index"):
-        model.test_index = Index(model.backend.block_memory(model.kv_shape, model.state_shape), reach=reach(model.kv_shape))
+        model.test_index = Index(
+            model.backend.block_memory(model.kv_shape, model.state_shape), reach=reach(model.kv_shape)
+        )
     return model.test_index.sequence(model.config.context)
 
 

@@ -12,7 +12,7 @@ from itertools import count
 from everwarm.errors import AgentExistsError, CancelledError, StoreError, UnknownAgentError
 from everwarm.kv.agent import MOST_NAME, Agent
 from everwarm.kv.chain import token_bytes
-from everwarm.kv.index.index import Index
+from everwarm.kv.index.index import Index, Superseded
 from everwarm.kv.index.tree import Node
 from everwarm.kv.manifest import Manifest
 from everwarm.kv.unsaved import Unsaved
@@ -161,17 +161,17 @@ class Agents:
                 if agent.anonymous:
                     self.unnamed[id(agent)] = agent
 
-    def own(self, agent: Agent, manifest: Manifest, chain: list[Node]) -> list[Node]:
-        """The agent owns this chain from now on, with what lies beside it, and no longer what it owned before. Returns
-        what it does not need any more, if nobody else owns it: the partial block that its history ended with until now,
-        and what lay beside its chain.
+    def own(self, agent: Agent, manifest: Manifest, chain: list[Node], *, until_stored: bool = False) -> Superseded:
+        """The agent owns this chain from now on, with what lies beside it. Returns what it owned before and does not
+        need any more: that is given up now or, with `until_stored`, by whoever stores the manifest, because the stored
+        one needs it until then.
         """
         index = self._index
         with index.lock:
-            before, owned, beside = agent.leaf, agent.chain(), agent.beside
+            owned, beside = agent.chain(), agent.beside
             same = (agent.anonymous, agent.pinned) == (manifest.anonymous, manifest.pinned)
             kept = _common(owned, chain) if same else 0
-            index.remove_owner([*owned[kept:], *beside], anonymous=agent.anonymous, pinned=agent.pinned)
+            before = Superseded([*beside, *reversed(owned[kept:])], agent.anonymous, agent.pinned)
             self._forget_text(agent)
             agent.anonymous, agent.group, agent.pinned = manifest.anonymous, manifest.group, manifest.pinned
             agent.final = manifest.final
@@ -188,11 +188,10 @@ class Agents:
             self.unnamed.pop(id(agent), None)
             if agent.anonymous:
                 self.unnamed[id(agent)] = agent
-            for node in beside if before is None else [*beside, before]:
-                index.forget(node)
+            if not until_stored:
+                index.give_up(before)
             index.touch(chain)
-            ends = [before] if before is not None and index.is_partial(before) else []
-            return [node for node in (*beside, *ends) if not node.owned]
+            return before
 
     def saved(self, agent: Agent, generation: int) -> None:
         """This generation of its history is on disk."""

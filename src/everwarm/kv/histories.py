@@ -225,28 +225,40 @@ class Histories:
         """The agent has this history from now on; the future tells when it is on disk, and how many bytes that took
         just now.
         """
-        superseded = self.agents.own(agent, manifest, chain)
         tier = self._saved
         if tier is None:
+            self.agents.own(agent, manifest, chain)
             refused: Future[int] = Future()
             refused.set_exception(StoreError(f"agent {agent.name!r} was not saved: {self.read_only}"))
             self._not_saved(agent, manifest)
             return refused
         size = manifest.tokens.nbytes + sum(len(run.text) for run in manifest.runs)
-        return self.writer.submit(lambda: self._save(tier, agent, manifest, chain, superseded), size)
+        self.writer.wait_for_room(size)
+        with self.index.lock:  # what the stored manifest names stays until this one is stored
+            tier.supersede(manifest, self.agents.own(agent, manifest, chain, until_stored=True))
+            return self.writer.enqueue(lambda: self._save(tier, agent, manifest, chain), size)
 
-    def _save(self, tier: WarmTier, agent: Agent, manifest: Manifest, chain: list[Node], superseded: list[Node]) -> int:
+    def _save(self, tier: WarmTier, agent: Agent, manifest: Manifest, chain: list[Node]) -> int:
         try:
             if agent.generation < manifest.generation:
                 self.index.counts.events["save_errors"] += 1
+                tier.give_up(agent.tenant, agent.name)
                 why = "it was given up: too many conversations could not be saved"
                 raise StoreError(f"agent {agent.name!r} was not saved: {why}")
-            written = tier.commit(manifest, chain, superseded)
+            written = tier.commit(manifest, chain)
         except StoreError:
             self._not_saved(agent, manifest)
             raise
         self.agents.saved(agent, manifest.generation)
         return written
+
+    def drop_unowned(self, nodes: list[Node]) -> None:
+        """What a turn has kept on its way and its agent does not need now goes, if nobody else does."""
+        tier = self._saved
+        with self.index.lock:
+            unowned = [node for node in nodes if not node.owned]
+        if tier is not None and unowned:
+            self.writer.submit(lambda: tier.delete_unowned(unowned))
 
     def _not_saved(self, agent: Agent, manifest: Manifest) -> None:
         stored = 0 if self.tier is None else self.tier.manifests.size((agent.tenant, agent.name))

@@ -45,7 +45,8 @@ class Manifest:
     blocks: tuple[Key, ...]
     runs: tuple[Run, ...]  # the text of the tokens
     messages: tuple[Any, ...] | None = None  # as the caller sent them, with the answer
-    positions: tuple[int, ...] = ()  # of a model with windows: where it can be gone on from
+    positions: tuple[int, ...] = ()  # where it can be gone on from, if that is not everywhere
+    ends: tuple[Key, ...] = ()  # names of blocks that it once ended with, beside which a state is kept
     text_digest: str = ""
     anonymous: bool = False
     group: str = ""  # of a branch of a group: the group's name
@@ -56,6 +57,11 @@ class Manifest:
     last: LastTurn | None = None  # what its last request has reused
     created: float = 0.0
     used: float = 0.0
+
+    @property
+    def keys(self) -> tuple[Key, ...]:
+        """Names of all that it owns."""
+        return (*self.blocks, *self.ends)
 
     def as_next(self, **changes: Any) -> "Manifest":
         return replace(self, generation=self.generation + 1, **changes)
@@ -186,6 +192,8 @@ def encode(manifest: Manifest) -> list[container.Part]:
     }
     if manifest.positions:
         said["positions"] = json.dumps(manifest.positions)
+    if manifest.ends:
+        said["ends"] = json.dumps([key.hex() for key in manifest.ends])
     return container.encode(
         said,
         [
@@ -219,6 +227,7 @@ def decode(file: bytes, with_text: bool = True) -> Manifest:
             runs=text.runs,
             messages=text.messages,
             positions=_positions(said.get("positions", "[]"), int(said["kv_tokens"])),
+            ends=tuple(Key(bytes.fromhex(key)) for key in json.loads(said.get("ends", "[]"))),
             text_digest=said["text_digest"],
             anonymous=said["anonymous"] == "1",
             group=str(json.loads(said["group"])),

@@ -391,8 +391,10 @@ class Turn:
             used=histories.clock(),
         )
         # What it began with may go, if nobody else wants it.
+        beside = [node for node in self._claimed if node.main is not None]
         self._keep_claims([*chain, *self._index.beside(chain, self._tokens, positions)])
         saving = histories.save(agent, manifest, chain)
+        histories.drop_unowned(beside)
         if wait if wait is not None else self._context.durability == "turn":
             self._settle(saving, started)
         else:
@@ -484,6 +486,7 @@ class Turn:
             return ()
         common = common_tokens(self.history.tokens, self._tokens)
         earlier = [position for position in self.history.positions if position <= common]
+        earlier.append(self._context.marks.last(self.receipt.prompt_tokens))
         marks = {mark for mark in self._context.marks.positions(self._tokens, earlier) if mark < end}
         with index.lock:
             return tuple(

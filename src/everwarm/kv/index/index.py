@@ -53,6 +53,15 @@ class Resume:
         return [*self.path, *self.windows.values(), *([] if self.state is None else [self.state])]
 
 
+@dataclass(frozen=True, slots=True)
+class Superseded:
+    """What an agent has owned until now, and how."""
+
+    nodes: list[Node]
+    anonymous: bool
+    pinned: bool
+
+
 class Index:
     """The blocks of one model. Methods that are marked so are called with `lock` held."""
 
@@ -337,6 +346,21 @@ class Index:
     def remove_owner(self, chain: list[Node], *, anonymous: bool, pinned: bool) -> None:
         """The nodes stay until `forget`."""
         self._count_owner(chain, -1, anonymous, pinned)
+
+    def give_up(self, superseded: Superseded) -> list[Node]:
+        """An agent does not own this any more. Returns what is of no use to anybody now: ends of histories that have
+        grown into other blocks, and what lay beside a chain.
+        """
+        with self.lock:
+            self.remove_owner(superseded.nodes, anonymous=superseded.anonymous, pinned=superseded.pinned)
+            unused = [
+                node
+                for node in superseded.nodes
+                if (node.main is not None or self.is_partial(node)) and not node.owned and not node.claims
+            ]
+            for node in superseded.nodes:
+                self.tree.forget(node)
+            return unused
 
     def _count_owner(self, chain: list[Node], change: int, anonymous: bool, pinned: bool) -> None:
         with self.lock:

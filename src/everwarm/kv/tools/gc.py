@@ -90,8 +90,8 @@ def _of_model(store: BlockStore, entry: ModelEntry, before: float, notes: list[s
     why = "an agent that was not used for long"
     removals = [Removal(agent.blob, store.where(agent.blob), agent.manifest_bytes, why) for agent in expired]
     kept = {id(agent) for agent in entry.agents} - {id(agent) for agent in expired}
-    owned = {key for agent in entry.agents if id(agent) in kept for key in agent.manifest.blocks}
-    once = {key for agent in expired for key in agent.manifest.blocks}
+    owned = {key for agent in entry.agents if id(agent) in kept for key in agent.manifest.keys}
+    once = {key for agent in expired for key in agent.manifest.keys}
     unsure = {**entry.other_versions, **entry.unreadable}
     for blob, problem in unsure.items():
         notes.append(f"{store.where(blob)}: {problem}; blocks that only it may own are left alone")

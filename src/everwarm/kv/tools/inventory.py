@@ -71,7 +71,7 @@ class ModelEntry:
 
     @property
     def unowned(self) -> set[Key]:
-        return self.blocks.keys() - {key for agent in self.agents for key in agent.manifest.blocks}
+        return self.blocks.keys() - {key for agent in self.agents for key in agent.manifest.keys}
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,9 +193,9 @@ def _model(store: BlockStore, model: str) -> ModelEntry:
     entry.objects = dict(_objects(store, model))
     for found_id, size in entry.objects.items():
         entry.blocks[found_id.key] = entry.blocks.get(found_id.key, 0) + size
-    owners = Counter(key for manifest, _, _ in found for key in set(manifest.blocks))
+    owners = Counter(key for manifest, _, _ in found for key in set(manifest.keys))
     for manifest, blob, size in found:
-        sizes = {key: entry.blocks.get(key, 0) for key in manifest.blocks}
+        sizes = {key: entry.blocks.get(key, 0) for key in manifest.keys}
         own = sum(size for key, size in sizes.items() if owners[key] == 1)
         lost = tuple(number for number, key in enumerate(manifest.blocks) if ObjectId(key) not in entry.objects)
         entry.agents.append(AgentEntry(manifest, blob, size, size + own, sum(sizes.values()) - own, lost))

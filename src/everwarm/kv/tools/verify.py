@@ -242,7 +242,7 @@ class _Model:
 
     def _check_chains(self) -> None:
         """Which blocks are lost, and which nobody can reach."""
-        owned = {key for manifest in self._manifests for key in manifest.blocks}
+        owned = {key for manifest in self._manifests for key in manifest.keys}
         for manifest in self._manifests:
             lost = sum(key not in self._parents for key in manifest.blocks)
             if lost:

@@ -84,8 +84,8 @@ def victims(store: BlockStore, loaded: frozenset[str] = frozenset()) -> Iterator
         if model in loaded:
             continue
         manifests, unsure = _manifests(store, model)
-        owners = Counter(key for manifest in manifests for key in manifest.blocks)
-        pinned = {key for manifest in manifests if manifest.pinned for key in manifest.blocks}
+        owners = Counter(key for manifest in manifests for key in manifest.keys)
+        pinned = {key for manifest in manifests if manifest.pinned for key in manifest.keys}
         blobs: dict[Key, list[tuple[Blob, int]]] = {}
         for blob, size in store.list(model, BLOCKS):
             if blob.is_data and (found := ObjectId.of(blob)) is not None:
@@ -93,7 +93,7 @@ def victims(store: BlockStore, loaded: frozenset[str] = frozenset()) -> Iterator
         if not unsure:  # else they may be owned by an agent whose manifest we can't read
             unowned += [entry for key, entries in blobs.items() if key not in owners for entry in entries]
         for manifest in sorted(manifests, key=lambda manifest: at_rest(manifest.anonymous, manifest.used)):
-            for key in reversed(manifest.blocks):
+            for key in reversed(manifest.keys):
                 owners[key] -= 1
                 if owners[key] == 0 and key not in pinned:
                     order = at_rest(manifest.anonymous, manifest.used)

@@ -19,7 +19,7 @@ from everwarm.kernels.backend import FULL
 from everwarm.kv.chain import Key, token_bytes
 from everwarm.kv.container import Array, VersionError
 from everwarm.kv.eviction import Worth
-from everwarm.kv.index.index import Index
+from everwarm.kv.index.index import Index, Superseded
 from everwarm.kv.index.tree import Node, is_safe
 from everwarm.kv.manifest import Manifest
 from everwarm.kv.receipt import Cause, Why
@@ -61,7 +61,7 @@ class WarmTier:
         self._index = index
         self._conversations = conversations
         self._bytes = 0  # of blocks
-        self._superseded: dict[Who, list[Node]] = {}  # blocks that stored manifests may still need, but no others
+        self._superseded: dict[Who, list[tuple[int, Superseded]]] = {}  # until these generations are stored
         self._unsynced: list[Node] = []  # put since the last sync
 
     @property
@@ -101,15 +101,11 @@ class WarmTier:
         finally:
             self._index.end_write(node, block)
 
-    def commit(self, manifest: Manifest, chain: list[Node], superseded: list[Node]) -> int:
-        """Make a history durable: its blocks, then its manifest; the bytes written for it now. `superseded`: blocks
-        that nobody needs once this is done. Raises StoreError.
-        """
+    def commit(self, manifest: Manifest, chain: list[Node]) -> int:
+        """Make a history durable: its blocks, then its manifest; the bytes written for it now. Raises StoreError."""
         started = time.perf_counter()
         who = manifest.tenant, manifest.name
         with self.shared.mutex:
-            if superseded:
-                self._superseded.setdefault(who, []).extend(superseded)
             try:
                 if why := self.manifests.refusal(who):
                     raise StoreError(f"its manifest {why}; take another name, or remove that file")
@@ -128,7 +124,11 @@ class WarmTier:
                         if self._index.resume(blocks, min(position, end), is_safe).position == position
                     )
                 manifest = replace(
-                    manifest, blocks=tuple(node.key for node in blocks), kv_tokens=end, positions=positions
+                    manifest,
+                    blocks=tuple(node.key for node in blocks),
+                    kv_tokens=end,
+                    positions=positions,
+                    ends=self._ends(manifest, blocks, positions),
                 )
                 size = self.manifests.commit(manifest)
             except (OSError, StoreError) as error:
@@ -137,8 +137,14 @@ class WarmTier:
             self._events["commits"] += 1
             self._events["manifest_bytes"] += size
             self._index.counts.seconds["save"] += time.perf_counter() - started
-            self.delete(self._unused(who))
+            self.delete(self._unused(who, manifest.generation))
         return written + size
+
+    def _ends(self, manifest: Manifest, chain: list[Node], positions: tuple[int, ...]) -> tuple[Key, ...]:
+        """Names of blocks that a history once ended with, beside which something is kept."""
+        own = {id(node) for node in chain}
+        beside = self._index.beside(chain, token_bytes(manifest.tokens), positions)
+        return tuple(node.key for node in beside if id(node.main) not in own)
 
     def put(self, node: Node, data: Array) -> int:
         """Write one block; its bytes on disk. Raises OSError, StoreError."""
@@ -241,9 +247,10 @@ class WarmTier:
         with self.shared.mutex:
             self.delete_doomed()
             self.manifests.remove((tenant, name))
+            unused = self._unused((tenant, name))
             with self._index.lock:
                 alone = self._index.alone(chain, beside)
-            problem = self.delete([*alone, *self._unused((tenant, name))])[1]
+            problem = self.delete([*alone, *unused])[1]
             try:
                 self._sync()  # what was said is not to come back
             except OSError as error:
@@ -257,10 +264,16 @@ class WarmTier:
         )
         return f"agent {name!r} was removed, but {what}: {problem}; it is tried again at the next save"
 
+    def give_up(self, tenant: str, name: str) -> None:
+        """An agent whose history was never stored is not to be, after all."""
+        with self.shared.mutex:
+            self.delete(self._unused((tenant, name)))
+
     def withdraw(self, tenant: str, name: str) -> None:
         """A new agent is not to be, after all: its manifest goes, if it is there."""
         with self.shared.mutex:
             self.manifests.withdraw((tenant, name))
+            self.delete(self._unused((tenant, name)))
             self.delete_doomed()
 
     def delete(self, nodes: list[Node], why: Why | None = None) -> tuple[int, OSError | None]:
@@ -282,11 +295,13 @@ class WarmTier:
         return freed, problem
 
     def delete_unowned(self, nodes: list[Node]) -> None:
-        """Delete files of blocks that were written for an agent that is not to be, after all."""
+        """Delete files of blocks that were written and that no agent owns."""
         with self.shared.mutex:
             with self._index.lock:
                 alone = [node for node in nodes if not node.owned]
             self.delete(alone)
+            for node in alone:
+                self._index.cool(node)
 
     def delete_doomed(self) -> None:
         """Try again what could not be deleted. What still can't be is left for the next time."""
@@ -307,13 +322,18 @@ class WarmTier:
             self._bytes -= size
         return size
 
-    def _unused(self, who: Who) -> list[Node]:
-        """Ends of a history that has grown into other blocks: of no use any more, unless someone else's history ends
-        there.
-        """
-        nodes = self._superseded.pop(who, [])
+    def supersede(self, manifest: Manifest, superseded: Superseded) -> None:
+        """Once this manifest is stored, its agent does not own this any more. With the index's lock held."""
+        self._superseded.setdefault((manifest.tenant, manifest.name), []).append((manifest.generation, superseded))
+
+    def _unused(self, who: Who, generation: int | None = None) -> list[Node]:
+        """What an agent has owned before, and nobody needs now that this generation is stored, or none is any more."""
         with self._index.lock:
-            unused = [node for node in nodes if not node.owned and not node.claims]
+            waiting = self._superseded.pop(who, [])
+            later = [one for one in waiting if generation is not None and one[0] > generation]
+            if later:
+                self._superseded[who] = later
+            unused = [node for one in waiting if one not in later for node in self._index.give_up(one[1])]
             for node in unused:
                 self._index.cool(node)
         return unused

@@ -37,11 +37,21 @@ class Writer:
 
     def try_submit(self, job: Callable[[], Result], size: int, *, wait: bool) -> "Future[Result] | None":
         """The same; without `wait` None if the queue is full."""
-        future: Future[Result] = Future()
         with self._changed:
             if not wait and not self._fits(size):
                 return None
             self._changed.wait_for(lambda: self._fits(size))
+            return self.enqueue(job, size)
+
+    def wait_for_room(self, size: int) -> None:
+        """Wait while the queue is too full for so many bytes."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._fits(size))
+
+    def enqueue(self, job: Callable[[], Result], size: int) -> "Future[Result]":
+        """The same as `submit`, without waiting: whoever has waited before and holds a lock now."""
+        future: Future[Result] = Future()
+        with self._changed:
             if self._closed:
                 raise RuntimeError("the agent store is closed")
             if self._thread is None:
