@@ -157,6 +157,14 @@ def test_a_fork_copies_the_state_when_it_goes_on(store: AgentStore) -> None:
         assert talk(store, name, [*LONG[:100], *[ord(letter) for letter in name]]).cached_tokens == 100
 
 
+def test_a_removed_fork_leaves_the_state_that_another_agent_went_on_from(store: AgentStore) -> None:
+    talk(store, "alice", LONG[:50])
+    store.fork("alice", "bob")
+    talk(store, "alice", [*LONG[:50], 6, 6])
+    store.delete("bob")
+    assert talk(store, "alice", [*LONG[:50], 8]).cached_tokens == 50
+
+
 def test_turns_that_begin_alike_compute_it_once(store: AgentStore) -> None:
     first, second = store.open_turn("alice", CAPACITY), store.open_turn("bob", CAPACITY)
     for turn in (first, second):

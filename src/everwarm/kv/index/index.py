@@ -188,10 +188,9 @@ class Index:
         while left:
             node = left.pop()
             found.append(node)
-            found += node.beside.values()
+            found += (one for one in node.beside.values() if not one.owned)
             left += node.children
-        known = set(map(id, found))
-        found += [node for node in beside if id(node) not in known and node.named + node.anonymous == 1]
+        found += (node for node in beside if node.named + node.anonymous == 1)
         return found[::-1]
 
     def is_partial(self, node: Node) -> bool:
