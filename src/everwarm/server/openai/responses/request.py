@@ -44,7 +44,6 @@ class ResponsesRequest(BaseModel):
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=-1)
     min_p: float | None = Field(None, ge=0, le=1)
-    top_logprobs: int | None = Field(None, ge=0, le=20)
     seed: int | None = Field(None, ge=-(2**63), lt=2**64)
     stream: bool | None = False
     store: bool | None = True
@@ -74,7 +73,6 @@ class ResponsesRequest(BaseModel):
             min_p=self.min_p,
             seed=None if self.seed is None else self.seed % 2**64,
         ) | {
-            "top_logprobs": self.top_logprobs or 0,
             "cache": self.everwarm.cache,
             "priority": self.everwarm.priority,
         }
