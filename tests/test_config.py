@@ -47,6 +47,7 @@ def test_flag_beats_environment_beats_file_beats_default(home: Path, monkeypatch
         found = config.resolve(Settings, given)
         return found.settings.threads, found.sources["threads"]
 
+    monkeypatch.delenv("EVERWARM_THREADS")
     assert threads() == (None, "default")
     home.mkdir()
     (home / "config.toml").write_text('threads = 3\nkv_type = "q8"\n')
