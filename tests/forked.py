@@ -15,10 +15,11 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-_FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(
     ["everwarm.cli.app", "everwarm.llm", "everwarm.server.app", "everwarm.server.loading", "everwarm.server.log"]
 )
+"""A context of multiprocessing. Its processes have the environment of the first of them."""
 
 
 class Forked:
@@ -35,7 +36,7 @@ class Forked:
     ) -> None:
         """`descriptors` is the system's limit of them."""
         given = (list(arguments), dict(environment), str(stdout), str(stderr), descriptors)
-        self._process = _FORKS.Process(target=_run, args=given)
+        self._process = FORKS.Process(target=_run, args=given)
         self._process.start()
 
     @property

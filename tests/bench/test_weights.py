@@ -2,7 +2,6 @@
 
 import builtins
 import json
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from everwarm.weights.cache.cache import WeightCache
 from everwarm.weights.cache.place import ring_bytes, stages
 from everwarm.weights.cache.policy import POLICIES
 from tiny import Tiny
+from waiting_until import wait_until
 
 LAYERS = 8
 
@@ -122,10 +122,7 @@ def test_the_first_use_of_what_was_read_ahead_is_no_hit(policy: str) -> None:
     sizes = {f"blk.{layer}.x": 10 for layer in range(4)}
     cache = WeightCache(StandIn(sizes), 20, policy)
     cache.prefetch(1)
-    for _ in range(1000):
-        if cache.stats().materialise_s:
-            break
-        time.sleep(0.01)
+    wait_until(lambda: cache.stats().materialise_s)
     cache.get("blk.1.x")
     first = cache.stats()
     cache.get("blk.1.x")
