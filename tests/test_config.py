@@ -10,6 +10,12 @@ from everwarm.settings import ServeSettings, Settings
 from everwarm.sizes import Share, in_bytes, parse_size, show_size
 
 
+@pytest.fixture(autouse=True)
+def _default_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests compute with one thread (conftest.py); here it is looked at what a setting is by default."""
+    monkeypatch.delenv(config.PREFIX + "THREADS")
+
+
 @pytest.mark.parametrize(
     ("text", "size"),
     [
@@ -47,7 +53,6 @@ def test_flag_beats_environment_beats_file_beats_default(home: Path, monkeypatch
         found = config.resolve(Settings, given)
         return found.settings.threads, found.sources["threads"]
 
-    monkeypatch.delenv("EVERWARM_THREADS")
     assert threads() == (None, "default")
     home.mkdir()
     (home / "config.toml").write_text('threads = 3\nkv_type = "q8"\n')
