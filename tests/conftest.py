@@ -10,7 +10,9 @@ import os
 # anything imports NumPy.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+import functools
 import inspect
+import ssl
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -33,7 +35,15 @@ settings.load_profile("repeatable")
 _patience = inspect.signature(httpx.get).parameters["timeout"].default
 _patience.connect = _patience.read = _patience.write = _patience.pool = PATIENCE_S
 
+# Every client of httpx reads all root certificates of the system, which takes longer than most requests here.
+ssl.create_default_context = functools.cache(ssl.create_default_context)
+
 os.environ[config.PREFIX + "WARM"] = "off"  # tests that keep agents on disk say so
+
+# `make test` has a process for each core, and threads of kernels wait for each other by spinning. Tests of what several
+# threads compute say how many they want.
+ONE_THREAD = {config.PREFIX + "THREADS": "1"}
+os.environ |= ONE_THREAD
 
 USERS_HOME = config.home()
 
@@ -68,9 +78,9 @@ def qwen_path() -> Path:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty EVERWARM_HOME, and no EVERWARM_* variable of the person who runs the tests."""
+    """An empty EVERWARM_HOME, and no EVERWARM_* variable but for the number of threads."""
     for name in list(os.environ):
-        if name.startswith(config.PREFIX) and not name.startswith(config.PREFIX + "TEST"):
+        if name.startswith(config.PREFIX) and not name.startswith(config.PREFIX + "TEST") and name not in ONE_THREAD:
             monkeypatch.delenv(name)
     monkeypatch.setenv(config.PREFIX + "HOME", str(tmp_path / "home"))
     return tmp_path / "home"

@@ -10,6 +10,12 @@ from everwarm.settings import ServeSettings, Settings
 from everwarm.sizes import Share, in_bytes, parse_size, show_size
 
 
+@pytest.fixture(autouse=True)
+def _default_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests compute with one thread (conftest.py); here it is looked at what a setting is by default."""
+    monkeypatch.delenv(config.PREFIX + "THREADS")
+
+
 @pytest.mark.parametrize(
     ("text", "size"),
     [

@@ -29,6 +29,12 @@ TEXTS = (
 )  # a field of any kind takes one of them, or a choice
 
 
+@pytest.fixture(autouse=True)
+def _default_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests compute with one thread (conftest.py); here it is looked at what a setting is by default."""
+    monkeypatch.delenv(config.PREFIX + "THREADS")
+
+
 def example(setting: Setting) -> str:
     """A text that gives a setting another value than its default."""
     for text in (*reversed(setting.rule.choices), *TEXTS):

@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -103,23 +104,28 @@ class Tiny:
 
 def random_blocks(rng: np.random.Generator, shape: tuple[int, ...], kind: gguf.GGMLQuantizationType) -> np.ndarray:
     """Values of ordinary size in any type. Quantised: random bytes, of which blocks that decode to such are drawn."""
-    ordinary = (rng.standard_normal(shape) * 0.05).astype(np.float32)
-    match kind.name:
-        case "F32":
-            return ordinary
-        case "F16":
-            return ordinary.astype(np.float16)
-        case "BF16":
+    if kind.name in ("F32", "F16", "BF16"):
+        ordinary = (rng.standard_normal(shape) * 0.05).astype(np.float32)
+        if kind.name == "BF16":
             return (ordinary.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
-    elements, size = gguf.GGML_QUANT_SIZES[kind]
+        return ordinary if kind.name == "F32" else ordinary.astype(np.float16)
+    elements, _ = gguf.GGML_QUANT_SIZES[kind]
+    drawn = rng.choice(ordinary_blocks(kind), int(np.prod(shape)) // elements)
+    return drawn.reshape(quant_shape_to_byte_shape(shape, kind))
+
+
+@cache
+def ordinary_blocks(kind: gguf.GGMLQuantizationType) -> np.ndarray:
+    """Blocks of a quantised type that decode to ordinary values. They are found once: decoding candidates is slow."""
+    _, size = gguf.GGML_QUANT_SIZES[kind]
+    rng = np.random.default_rng(int(kind))
     blocks = np.empty((0, size), np.uint8)
-    while len(blocks) < 64:
+    while len(blocks) < 256:
         candidates = rng.integers(0, 256, (4096, size), dtype=np.uint8)
         with np.errstate(all="ignore"):
             greatest = np.abs(dequantize(candidates, kind)).max(axis=-1)
         blocks = np.concatenate([blocks, candidates[(greatest > 0.01) & (greatest < 0.3)]])
-    drawn = rng.choice(blocks, int(np.prod(shape)) // elements)
-    return drawn.reshape(quant_shape_to_byte_shape(shape, kind))
+    return blocks
 
 
 def byte_alphabet() -> list[str]:

@@ -6,9 +6,9 @@ from collections.abc import Callable
 PATIENCE_S = 120.0
 
 
-def wait_until(condition: Callable[[], object]) -> None:
-    """Fails only if it never becomes true."""
+def wait_until(condition: Callable[[], object], pause_s: float = 0.005) -> None:
+    """Fails only if it never becomes true. Pause for longer where it costs something to look."""
     end = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < end, f"still not so after {PATIENCE_S:g} s"
-        time.sleep(0.005)
+        time.sleep(pause_s)

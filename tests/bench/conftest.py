@@ -1,9 +1,11 @@
 """What the tests of benchmarks share."""
 
+import subprocess
 from collections.abc import Callable
 
 import pytest
 
+import forked
 from everwarm.cli.app import run
 
 
@@ -18,3 +20,9 @@ def bench(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, list[st
         return code, captured.out.splitlines(), captured.err
 
     return call
+
+
+@pytest.fixture
+def forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processes in which a benchmark measures are forks, instead of interpreters of their own."""
+    monkeypatch.setattr(subprocess, "run", forked.run)

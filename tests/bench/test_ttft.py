@@ -30,10 +30,11 @@ Call = Callable[..., tuple[int, list[str], str]]
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forks")
 def test_every_state_in_a_table_then_one_line_of_json(tiny: Path, home: Path, tmp_path: Path, bench: Call) -> None:
     picture = tmp_path / "ttft.png"
     code, lines, _ = bench(
-        "ttft", tiny, "--contexts", "100,300", "--batch-sizes", "1,2", "--runs", 2, "--answer", 3, "--plot", picture
+        "ttft", tiny, "--contexts", "100,300", "--batch-sizes", "1,2", "--runs", 1, "--answer", 3, "--plot", picture
     )
     assert code == 0
     assert "page cache warm" in lines[0]
@@ -46,7 +47,7 @@ def test_every_state_in_a_table_then_one_line_of_json(tiny: Path, home: Path, tm
         known = state in ("warm", "hot", "restart")
         assert row["tier"] == {"off": "cold", "restart": "warm"}.get(state, state)
         assert row["cached_tokens"] == (context if known else 0)
-        assert len(row["runs"]) == (2 * PAIRS if state in ("warm", "hot") else 2)
+        assert len(row["runs"]) == (PAIRS if state in ("warm", "hot") else 1)
         assert len(row["receipts"]) == batch * len(row["runs"])
         assert len({receipt["tokens_digest"] for receipt in row["receipts"]}) == batch
         assert ("process" in row) == (state == "restart")
@@ -58,7 +59,7 @@ def test_every_state_in_a_table_then_one_line_of_json(tiny: Path, home: Path, tm
         cold, warm = (found[one["context"], one["batch"], state]["ttft_s"] for state in ("cold", "warm"))
         assert one["cold_over_warm"] == cold / warm
         assert one["allowed_s"] > 0.003
-        assert len(one["save_overheads"]) == 2
+        assert len(one["save_overheads"]) == 1
         assert all(value > 0 for value in one["bandwidth"].values())
     assert report["exponents"].keys() >= {"cold", "warm", "hot", "restart"}
     assert picture.read_bytes().startswith(b"\x89PNG")
@@ -78,6 +79,7 @@ def test_dropped_pages_are_counted_and_json_is_all_there_is_if_asked(tiny: Path,
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forks")
 def test_the_better_of_the_peers_two_ways_is_compared_with(
     tiny: Path, tmp_path: Path, bench: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,6 +96,7 @@ def test_the_better_of_the_peers_two_ways_is_compared_with(
     (compared,) = report["comparisons"]
     assert (compared["peer"]["flash"], compared["peer"]["ttft_s"]) == (True, 2.0)
     assert compared["warm_over_peer"] == report["rows"][0]["ttft_s"] / 2.0
+    assert len(report["rows"][0]["runs"]) == 2 * PAIRS
 
 
 def test_a_missing_peer_says_how_to_get_it(

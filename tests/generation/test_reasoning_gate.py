@@ -113,7 +113,7 @@ def test_a_rollback_takes_back_everything(llm: LLM) -> None:
             assert masks.setdefault(at, seen) == seen
             gate.advance(text[at])
             at += 1
-            if at and source.random() < 0.3:
+            if at and source.random() < 0.1:  # more often, it would hardly ever come to the end
                 back = source.randrange(at + 1)
                 gate.rollback(back)
                 at -= back

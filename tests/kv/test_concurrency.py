@@ -27,6 +27,8 @@ from everwarm.types import Run
 from kv import fake
 from kv.audit import audit
 from kv.fake import BLOCK_TOKENS, CAPACITY, TOKEN_BYTES, check, compute, model_ids
+from short_and_long import short_and_long
+from waiting_until import PATIENCE_S
 
 FILE_BYTES = 4096 + BLOCK_TOKENS * TOKEN_BYTES
 LONGEST = 9 * BLOCK_TOKENS
@@ -178,9 +180,10 @@ def hurried() -> Iterator[None]:
     ("seed", "budget_blocks", "quota_blocks"), [(0, 60, 1000), (1, 20, 1000), (2, 60, 40), (3, 20, 30), (4, 14, 24)]
 )
 @pytest.mark.parametrize("restore", ["always", "auto"])
+@short_and_long("deeds", 30, 60)
 @pytest.mark.usefixtures("hurried")
 def test_eight_threads_leave_what_their_turns_said_and_no_block_behind(
-    tmp_path: Path, seed: int, budget_blocks: int, quota_blocks: int, restore: str
+    tmp_path: Path, seed: int, budget_blocks: int, quota_blocks: int, restore: str, deeds: int
 ) -> None:
     histories: dict[str, list[int]] = {}
     store = Watched(tmp_path, budget_blocks, quota_blocks * FILE_BYTES, histories, restore)
@@ -189,7 +192,7 @@ def test_eight_threads_leave_what_their_turns_said_and_no_block_behind(
     def work(number: int) -> None:
         draw = random.Random(100 * seed + number)
         try:
-            for _ in range(60):
+            for _ in range(deeds):
                 if failures:
                     return
                 act(store, draw.choice(NAMES), draw.choice(NAMES), draw.choice(DEEDS), draw)
@@ -200,7 +203,7 @@ def test_eight_threads_leave_what_their_turns_said_and_no_block_behind(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE_S)
         if thread.is_alive():
             faulthandler.dump_traceback(all_threads=True)
             pytest.fail("a deadlock: see the stacks above")

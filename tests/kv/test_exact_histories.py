@@ -18,8 +18,9 @@ import everwarm
 from everwarm.engine.sampler import SampledToken, Sampler
 from everwarm.kv.receipt import Receipt
 from everwarm.llm import LLM, End, Event
+from short_and_long import short_and_long
 from tiny import Tiny
-from waiting_until import wait_until
+from waiting_until import PATIENCE_S, wait_until
 
 BLOCK = 64
 SHAPES = {
@@ -42,7 +43,7 @@ class Talk:
     evictions: int = 0
 
     def open(self, budget_blocks: int | None = None) -> None:
-        self.llm = everwarm.load(self.path, threads=2, warm="on", restore="always", **self.options)
+        self.llm = everwarm.load(self.path, warm="on", restore="always", **self.options)
         self.budget_blocks = budget_blocks
         if budget_blocks is not None:
             index = self.llm.agents.index
@@ -264,7 +265,7 @@ def test_several_at_once_under_a_small_budget_say_what_each_says_alone(talk: Tal
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE_S)
         assert not thread.is_alive(), "a deadlock"
     if failures:
         raise failures[0]
@@ -277,12 +278,13 @@ def test_several_at_once_under_a_small_budget_say_what_each_says_alone(talk: Tal
 
 @pytest.mark.model
 @pytest.mark.slow
-def test_conversations_with_smollm2(smollm2_path: Path, home: Path, seen: list[np.ndarray]) -> None:
+@short_and_long("count", 5, 10)
+def test_conversations_with_smollm2(smollm2_path: Path, home: Path, seen: list[np.ndarray], count: int) -> None:
     talk = Talk(smollm2_path, {}, seen)
     talk.open()
     draw = random.Random(0)
     topics = ["the sea", "a fox", "Rust", "r\u00f6sti", "tax law", "rain", "Mars", "chess", "bread", "\U0001f98a"]
-    for number, topic in enumerate(topics):
+    for number, topic in enumerate(topics[:count]):
         agent = f"agent {number}"
         said = [{"role": "user", "content": f"Tell me about {topic}."}]
         for turn in range(3):

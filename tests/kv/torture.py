@@ -135,12 +135,15 @@ class Life:
         for name in [*AGENTS, COPY]:
             self.say(found=name, ids=self.history(name))
         count = 0
-        while self.plan.turns is None or count < self.plan.turns:
+        while self.plan.turns is None or count < self.plan.turns - 1:
             if self.plan.faults and self.draw.random() < 0.3:
                 UnwellFiles.share = self.draw.choice([0.0, self.plan.faults])
             self.act(self.draw.choice(AGENTS))
             count += 1
         UnwellFiles.share = 0.0
+        UnwellFiles.sync_s *= 20  # with `async`, the last turn is still on its way to the disk when the process ends
+        name = self.draw.choice(AGENTS)
+        self.talk(name, self.history(name) or [], last=True)
 
     def act(self, name: str) -> None:
         deed = self.draw.random()
@@ -177,8 +180,8 @@ class Life:
             if ("default", name) in self.store.agents.by_name:
                 raise
 
-    def talk(self, name: str, known: list[int]) -> None:
-        """One turn: as chat messages for alice, as token ids for the others."""
+    def talk(self, name: str, known: list[int], *, last: bool = False) -> None:
+        """One turn: as chat messages for alice, as token ids for the others. After the last one comes nothing."""
         sampling: dict[str, Any] = {"temperature": 0.0}
         if self.draw.random() < 0.5:
             sampling = {"temperature": 0.9, "seed": self.draw.randrange(1000)}
@@ -190,7 +193,7 @@ class Life:
             asked = {"tokens": prompt}
         self.say(asked=name, tokens=len(prompt))
         events: list[Event] = []
-        stop_after = self.draw.randrange(1, 6) if self.draw.random() < 0.1 else None
+        stop_after = self.draw.randrange(1, 6) if self.draw.random() < 0.1 and not last else None
         stream = self.llm.stream(**asked, **options, **sampling, agent=name)
         for event in stream:
             if isinstance(event, End):
@@ -208,11 +211,11 @@ class Life:
             self.saved(number, receipt)
         else:
             self.unacknowledged.append((number, receipt))
-            if self.draw.random() < 0.3:
+            if self.draw.random() < 0.3 and not last:
                 self.flush()
         unfinished = receipt.cached_tokens > shared(known, prompt) or None
         self.say(turn=receipt.tier, unfinished=unfinished, match=receipt.match)
-        if receipt.tier != "hot" or self.draw.random() < 0.3:
+        if not last and (receipt.tier != "hot" or self.draw.random() < 0.3):
             self.compare(name, prompt, events, options | sampling)
 
     def compare(self, name: str, prompt: list[int], events: list[Event], options: dict[str, Any]) -> None:

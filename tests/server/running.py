@@ -4,10 +4,8 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
-import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +24,8 @@ from everwarm.server.http import HttpServer
 from everwarm.server.keys import Keys
 from everwarm.server.origin import Origins
 from everwarm.server.serving import Limits
+from forked import Forked
+from waiting_until import wait_until
 
 LETTERS = {str(byte): 50 for byte in b"abcdefghijklmnopqrstuvwxyz"}
 """A logit bias that has a tiny model write letters only: each is a token of its own, its id is its byte."""
@@ -70,14 +70,14 @@ def running(
     """Serve a model on a thread; agents are kept in `home`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(config.PREFIX + "HOME", str(home))
-        with everwarm.load(model, **{"warm": "on", "threads": 2, **settings}) as llm:
+        with everwarm.load(model, **{"warm": "on", **settings}) as llm:
             app = create_app(llm, name, limits, Keys(keys or {}, operators), origins, sampling=sampling)
             with socket.create_server(("127.0.0.1", port)) as listener:
                 server = HttpServer(app, connections)
                 thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
                 thread.start()
                 try:
-                    _wait(lambda: server.started)
+                    wait_until(lambda: server.started)
                     yield Running(f"http://127.0.0.1:{listener.getsockname()[1]}", llm)
                 finally:
                     server.should_exit = True
@@ -93,18 +93,16 @@ def process(*arguments: str | Path, home: Path, grace_s: float = 20.0, descripto
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     environment = {name: value for name, value in os.environ.items() if not name.startswith(config.PREFIX)}
-    environment |= {config.PREFIX + "HOME": str(home)}
-    command = [sys.executable, "-m", "everwarm", "serve", *map(str, arguments), "--port", str(port)]
-    if descriptors is not None:
-        command = ["sh", "-c", f'ulimit -n {descriptors} && exec "$0" "$@"', *command]
+    environment |= {config.PREFIX + "HOME": str(home), config.PREFIX + "THREADS": "1"}
+    command = ["everwarm", "serve", *map(str, arguments), "--port", str(port)]
     url = f"http://127.0.0.1:{port}"
-    with tempfile.TemporaryFile("w+") as log:  # a pipe that nobody reads would fill up
-        server = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=log)
+    with tempfile.TemporaryDirectory() as folder:  # a pipe that nobody reads would fill up
+        log = Path(folder) / "log"
+        server = Forked(command, environment, stderr=log, descriptors=descriptors)
         try:
-            _wait(lambda: server.poll() is not None or _healthy(url))
+            wait_until(lambda: server.poll() is not None or _healthy(url), pause_s=0.05)
             if server.poll() is not None:
-                log.seek(0)
-                pytest.fail(f"the server has ended: {log.read()}")
+                pytest.fail(f"the server has ended: {log.read_text()}")
             yield url
         finally:
             server.send_signal(signal.SIGTERM)
@@ -117,13 +115,6 @@ def process(*arguments: str | Path, home: Path, grace_s: float = 20.0, descripto
 
 def _healthy(url: str) -> bool:
     try:
-        return httpx.get(url + "/health", timeout=5).status_code == 200
+        return httpx.get(url + "/health").status_code == 200
     except httpx.TransportError:
         return False
-
-
-def _wait(ready: Any, seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not ready():
-        assert time.monotonic() < end, "the server did not start"
-        time.sleep(0.02)

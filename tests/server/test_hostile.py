@@ -5,7 +5,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -194,9 +194,9 @@ def test_other_streams_are_undisturbed(server: Running) -> None:
 # Clients that go away -------------------------------------------------------------------------------------------------
 
 
-def go_away(server: Running, body: dict[str, Any], after: bytes | float | None) -> None:
-    """Send a request, read until `after` was seen or so many seconds are over (None: until it is being computed), close
-    the connection.
+def go_away(server: Running, body: dict[str, Any], after: bytes | float | Callable[[], object]) -> None:
+    """Send a request, read until `after` was seen, or wait until it is true or so many seconds are over; close the
+    connection.
     """
     host, port = server.url.removeprefix("http://").split(":")
     content = json.dumps(body).encode()
@@ -206,8 +206,8 @@ def go_away(server: Running, body: dict[str, Any], after: bytes | float | None) 
             b"Content-Length: %d\r\n\r\n%b" % (len(content), content)
         )
         seen = b""
-        if after is None:
-            wait_until(lambda: server.llm.engine.running)
+        if callable(after):
+            wait_until(after)
         elif isinstance(after, float):
             time.sleep(after)
         while isinstance(after, bytes) and after not in seen:
@@ -226,18 +226,19 @@ LONG = {"messages": [{"role": "user", "content": "word " * 300}], "logit_bias": 
 
 
 @pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("after", [b'"content":', None])
+@pytest.mark.parametrize("goes", ["at once", "in the midst of it"])
 def test_blocks_are_free_within_a_step_when_the_client_has_gone(
-    server: Running, stream: bool, after: bytes | float | None, monkeypatch: pytest.MonkeyPatch
+    server: Running, stream: bool, goes: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    forward = server.llm.model.forward
+    engine, forward = server.llm.engine, server.llm.model.forward
     monkeypatch.setattr(server.llm.model, "forward", lambda spans: (time.sleep(0.005), forward(spans))[1])  # it lasts
-    if isinstance(after, bytes) and not stream:
-        after = 0.1
-    before = server.llm.engine.cancel_waits.copy()
+    steps, before = engine.steps, engine.cancel_waits.copy()
+    after: bytes | Callable[[], object] = lambda: engine.running  # noqa: E731
+    if goes != "at once":
+        after = b'"content":' if stream else lambda: engine.steps > steps + 10
     go_away(server, LONG | {"stream": stream, "everwarm": {"cache": False}}, after)
     wait_until(lambda: settled(server))
-    waits = server.llm.engine.cancel_waits - before
+    waits = engine.cancel_waits - before
     assert sum(waits.values()) == 1
     assert max(waits) <= 1
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from running import Running, running
 
+from everwarm.cli.app import run
 from everwarm.cli.launch import PROGRAMS
 from tiny import Tiny
 
@@ -30,12 +31,15 @@ def everwarm(*arguments: str, path: Path | None = None) -> subprocess.CompletedP
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_the_printed_command_names_the_server_and_the_model(server: Running, program: str) -> None:
-    done = everwarm("launch", program, "--url", server.url, "--", "--flag", "two words")
-    assert done.returncode == 0, done.stderr
-    words = shlex.split(done.stdout.replace("\\\n", " "))
-    assert server.url in done.stdout
-    assert "tiny" in done.stdout
+def test_the_printed_command_names_the_server_and_the_model(
+    server: Running, program: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code = run(["launch", program, "--url", server.url, "--", "--flag", "two words"])
+    printed, said = capfd.readouterr()
+    assert code == 0, said
+    words = shlex.split(printed.replace("\\\n", " "))
+    assert server.url in printed
+    assert "tiny" in printed
     assert words[-2:] == ["--flag", "two words"]
     assert program in words
 
@@ -61,10 +65,13 @@ def test_the_program_is_run_with_all_of_it(server: Running, tmp_path: Path) -> N
         (("claude", "--url", "nowhere"), "expected something like http"),
     ],
 )
-def test_what_can_not_be_is_said_in_a_line(arguments: tuple[str, ...], message: str) -> None:
-    done = everwarm("launch", *arguments)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert message in done.stderr
+def test_what_can_not_be_is_said_in_a_line(
+    arguments: tuple[str, ...], message: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["launch", *arguments]) == 2
+    printed, said = capfd.readouterr()
+    assert printed == ""
+    assert message in said
 
 
 def test_a_program_that_is_not_there_is_named(server: Running, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Thirty-two agents at once, with memory for four: what each says is what it says when it is alone with the model."""
+"""Many agents at once, with memory for a few: what each says is what it says when it is alone with the model."""
 
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +13,7 @@ import everwarm
 from short_and_long import short_and_long
 from tiny import Tiny
 
-AGENTS, TURNS, TOKENS = 32, 5, 12
+TOKENS = 12
 
 
 def talk(url: str, number: int, options: dict[str, Any], turns: int) -> list[str]:
@@ -39,37 +39,40 @@ def metric(url: str, name: str) -> float:
     return float(found[1])
 
 
-def at_once_and_one_by_one(path: Path, home: Path, budget: int, options: dict[str, Any], turns: int = TURNS) -> float:
+def at_once_and_one_by_one(
+    path: Path, home: Path, budget: int, options: dict[str, Any], agents: int, turns: int
+) -> float:
     """Compare; returns by how much the process grew while all talked."""
     flags = ("--kv-budget", str(budget), "--context", "2048", "--restore", "always")
     with process(path, *flags, home=home / "all") as url:
         before = metric(url, "process_resident_memory_bytes")
-        with ThreadPoolExecutor(AGENTS) as threads:
-            at_once = list(threads.map(lambda number: talk(url, number, options, turns), range(AGENTS)))
+        with ThreadPoolExecutor(agents) as threads:
+            at_once = list(threads.map(lambda number: talk(url, number, options, turns), range(agents)))
         grown = metric(url, "process_resident_memory_bytes") - before
         assert metric(url, 'tier_bytes{tier="hot"}') <= budget
         assert metric(url, "restored_blocks_total") > 0
         assert metric(url, "weight_cache_misses_total") == 0
         assert metric(url, "corrupt_blocks_total") == metric(url, "save_errors_total") == 0
     with process(path, home=home / "one") as url:
-        assert [talk(url, number, options, turns) for number in range(AGENTS)] == at_once
+        assert [talk(url, number, options, turns) for number in range(agents)] == at_once
     return grown
 
 
-def test_tiny(tmp_path: Path) -> None:
+@short_and_long("turns", 3, 5)
+def test_tiny(tmp_path: Path, turns: int) -> None:
     path = tmp_path / "tiny.gguf"
     Tiny(context=2048).write(path)
     with everwarm.load(path, pack="off") as llm:
         block = llm.new_kv().pool.block_bytes
     blocks = 4 * 12 + 32 * 12 * 1000 // block  # of four agents, and what it takes to find those of all
-    at_once_and_one_by_one(path, tmp_path, blocks * block, {"logit_bias": LETTERS})
+    at_once_and_one_by_one(path, tmp_path, blocks * block, {"logit_bias": LETTERS}, 32, turns)
 
 
 @pytest.mark.model
 @pytest.mark.slow
-@short_and_long("turns", 2, 5)
-def test_a_real_model_in_bounded_memory(smollm2_path: Path, tmp_path: Path, turns: int) -> None:
-    """An agent has 6 blocks of 1.5 MB after 5 turns, 3 after 2: 32 of them would take 280 or 140 MiB."""
-    budget = 40 << 20
-    grown = at_once_and_one_by_one(smollm2_path, tmp_path, budget, {}, turns)
-    assert grown <= budget + (100 << 20)  # activations of a prefill, 32 threads, the index
+@short_and_long("size", (12, 2, 20 << 20), (32, 5, 40 << 20))
+def test_a_real_model_in_bounded_memory(smollm2_path: Path, tmp_path: Path, size: tuple[int, int, int]) -> None:
+    """An agent has 6 blocks of 1.5 MB after 5 turns, 3 after 2: 32 of them would take 280 MiB, 12 of them 54 MiB."""
+    agents, turns, budget = size
+    grown = at_once_and_one_by_one(smollm2_path, tmp_path, budget, {}, agents, turns)
+    assert grown <= budget + (100 << 20)  # activations of a prefill, a thread for each agent, the index

@@ -10,9 +10,9 @@ import pytest
 from running import LETTERS, process
 
 from everwarm.server import descriptors
+from short_and_long import short_and_long
 from tiny import Tiny
 
-STREAMS = 2000
 QUEUE = 64
 
 
@@ -42,21 +42,22 @@ async def stream(host: str, port: int, number: int, together: asyncio.Barrier) -
 
 
 @pytest.mark.slow
-def test_two_thousand_streams_at_once(tmp_path: Path) -> None:
-    if descriptors.raise_limit() < 4 * STREAMS:
-        pytest.skip(f"this needs {4 * STREAMS} file descriptors (ulimit -n)")
+@short_and_long("streams", 500, 2000)
+def test_thousands_of_streams_at_once(tmp_path: Path, streams: int) -> None:
+    if descriptors.raise_limit() < 4 * streams:
+        pytest.skip(f"this needs {4 * streams} file descriptors (ulimit -n)")
     Tiny(context=512).write(tmp_path / "tiny.gguf")
     with process(tmp_path / "tiny.gguf", "--max-queue", str(QUEUE), home=tmp_path) as url:
         address = httpx.URL(url)
 
         async def all_of_them() -> Counter[str]:
-            together = asyncio.Barrier(STREAMS)
-            asking = [stream(address.host, address.port or 80, number, together) for number in range(STREAMS)]
+            together = asyncio.Barrier(streams)
+            asking = [stream(address.host, address.port or 80, number, together) for number in range(streams)]
             return Counter(await asyncio.gather(*asking))
 
         went = asyncio.run(all_of_them())
         assert set(went) <= {"200 whole", "429 in words"}, went
-        assert sum(went.values()) == STREAMS
+        assert sum(went.values()) == streams
         assert went["200 whole"] >= QUEUE
         assert went["429 in words"] > 0
         metrics = httpx.get(url + "/metrics").text

@@ -56,7 +56,7 @@ def test_the_schema_names_every_route(server: Running) -> None:
 
 
 @pytest.mark.slow
-@short_and_long("examples", 15, 60)
+@short_and_long("examples", 8, 60)
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
 def test_no_request_that_the_schema_allows_or_forbids_breaks_the_server(
     server: Running, mode: GenerationMode, examples: int

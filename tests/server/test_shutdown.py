@@ -17,6 +17,7 @@ import pytest
 from running import LETTERS
 
 from everwarm import config
+from forked import Forked
 from tiny import Tiny
 from waiting_until import PATIENCE_S, wait_until
 
@@ -34,18 +35,22 @@ LONG_GRACE = ("--grace", str(5 * PATIENCE_S))  # who waits for its end has not u
 
 
 class Server:
-    """`everwarm serve`, from its start to its end."""
+    """`everwarm serve`, from its start to its end; in a fresh interpreter, where it matters how it starts."""
 
-    def __init__(self, model: Path, home: Path, *arguments: str, **variables: str) -> None:
+    def __init__(self, model: Path, home: Path, *arguments: str, fresh: bool = False, **variables: str) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         environment = {name: value for name, value in os.environ.items() if not name.startswith(config.PREFIX)}
-        environment |= {config.PREFIX + "HOME": str(home)} | variables
-        command = [sys.executable, "-m", "everwarm", "serve", str(model), "--port", str(self.port)]
-        self.process = subprocess.Popen(
-            [*command, "--log-format", "json", *arguments], env=environment, stderr=subprocess.PIPE, text=True
-        )
+        environment |= {config.PREFIX + "HOME": str(home), config.PREFIX + "THREADS": "1"} | variables
+        command = ["everwarm", "serve", str(model), "--port", str(self.port), "--log-format", "json", *arguments]
+        self._log = home / f"log of {self.port}"
+        self.process: Forked | subprocess.Popen[bytes]
+        if fresh:
+            with self._log.open("w") as log:
+                self.process = subprocess.Popen([sys.executable, "-m", *command], env=environment, stderr=log)
+        else:
+            self.process = Forked(command, environment, stderr=self._log)
         self.health: list[dict[str, Any]] = []
 
     def status(self) -> str | None:
@@ -58,7 +63,7 @@ class Server:
         return str(self.health[-1]["status"])
 
     def wait(self) -> "Server":
-        wait_until(lambda: self.status() == "ok")
+        wait_until(lambda: self.status() == "ok", pause_s=0.02)
         return self
 
     def wait_for_requests(self) -> None:
@@ -73,19 +78,22 @@ class Server:
     def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
         """Exit code, what it wrote. It must not take as long as `LONG_GRACE` allows."""
         self.process.send_signal(number)
-        _, written = self.process.communicate(timeout=PATIENCE_S)
-        return self.process.returncode, written
+        return self.ended()
+
+    def ended(self) -> tuple[int, str]:
+        """The same, if it ends by itself."""
+        return self.process.wait(PATIENCE_S), self._log.read_text()
 
 
 @contextmanager
-def serving(model: Path, home: Path, *arguments: str, **variables: str) -> Iterator[Server]:
-    server = Server(model, home, *arguments, **variables)
+def serving(model: Path, home: Path, *arguments: str, fresh: bool = False, **variables: str) -> Iterator[Server]:
+    server = Server(model, home, *arguments, fresh=fresh, **variables)
     try:
         yield server.wait()
     finally:
         if server.process.poll() is None:
             server.process.kill()
-            server.process.communicate()
+            server.process.wait()
 
 
 class Load:
@@ -121,21 +129,20 @@ class Load:
 
 
 def test_health_answers_before_the_model_is_loaded(model: Path, tmp_path: Path) -> None:
-    with serving(model, tmp_path) as server:
+    with serving(model, tmp_path, fresh=True) as server:
         assert server.health[0]["status"] == "loading"
         assert server.health[-1] == {"status": "ok", "model": "tiny"}
 
 
 def test_a_model_that_can_not_be_loaded_ends_the_server_with_2(tmp_path: Path) -> None:
-    server = Server(tmp_path / "missing.gguf", tmp_path)
-    _, written = server.process.communicate(timeout=PATIENCE_S)
-    assert server.process.returncode == 2
+    code, written = Server(tmp_path / "missing.gguf", tmp_path, fresh=True).ended()
+    assert code == 2
     assert "missing.gguf: no such file" in written
     assert "Traceback" not in written
 
 
 def test_sigterm_while_loading_ends_with_0(model: Path, tmp_path: Path) -> None:
-    server = Server(model, tmp_path)
+    server = Server(model, tmp_path, fresh=True)
     wait_until(server.status)
     code, written = server.end()
     assert (code, "Traceback" in written) == (0, False)
@@ -193,8 +200,7 @@ def test_while_it_ends_new_requests_are_asked_to_come_again(model: Path, tmp_pat
             health = httpx.get(server.url + "/health")
             assert (refused.status_code, "retry-after" in refused.headers) == (503, True)
             assert health.status_code == 503
-        server.process.communicate(timeout=PATIENCE_S)  # its last client has gone
-    assert server.process.returncode == 0
+        assert server.ended()[0] == 0  # its last client has gone
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -34,9 +34,10 @@ def tokenizer(name: str) -> Tokenizer:
 def test_a_tokenizer_makes_no_fewer(name: str) -> None:
     ours = tokenizer(name)
     special = Segment(next(iter(ours.special_tokens)), special=True)
-    for text in nasty_strings():
-        for segments in ([Segment(text)], [special, Segment(text), special, Segment(" \n" + text)]):
-            assert ours.least_tokens(segments) <= len(ours.encode(segments)), repr(text)
+    prompts = [[Segment(text)] for text in nasty_strings()]
+    prompts += [[special, Segment(text), special, Segment(" \n" + text)] for text in nasty_strings()[::10]]
+    for segments in prompts:
+        assert ours.least_tokens(segments) <= len(ours.encode(segments)), repr(segments)
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)

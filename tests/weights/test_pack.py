@@ -3,7 +3,6 @@
 import fcntl
 import json
 import logging
-import multiprocessing
 import os
 import threading
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import packing
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -27,7 +27,9 @@ from everwarm.weights.pack import file as pack
 from everwarm.weights.pack import identity
 from everwarm.weights.pack.file import Pack
 from everwarm.weights.pack.source import FileSource, PackSource, packed_source
+from forked import FORKS
 from tiny import Tiny
+from waiting_until import PATIENCE_S
 
 PROMPT = list(range(40, 90))
 
@@ -404,18 +406,13 @@ def test_a_disk_that_is_full_or_read_only_means_memory(
     assert (logits(model) == expected).all()
 
 
-def _load(path: Path, gate: "multiprocessing.synchronize.Barrier", results: "multiprocessing.Queue[bytes]") -> None:
-    gate.wait()
-    results.put(logits(path).tobytes())
-
-
 def test_two_processes_that_pack_at_once_end_with_one_good_file(model: Path, home: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    gate, results = context.Barrier(3), context.Queue()
-    processes = [context.Process(target=_load, args=(model, gate, results)) for _ in range(3)]
+    gate, results = FORKS.Barrier(3), FORKS.Queue()
+    given = (model, PROMPT, dict(os.environ), gate, results)
+    processes = [FORKS.Process(target=packing.load, args=given) for _ in range(3)]
     for process in processes:
         process.start()
-    found = {results.get(timeout=60) for _ in processes}
+    found = {results.get(timeout=PATIENCE_S) for _ in processes}
     for process in processes:
         process.join()
     assert found == {logits(model, pack="off").tobytes()}

@@ -11,6 +11,7 @@ from everwarm.bench.weights.traces import StandIn
 from everwarm.bench.weights.weights import measure_access
 from everwarm.llm import LLM
 from everwarm.weights.cache.cache import WeightCache
+from short_and_long import short_and_long
 
 pytestmark = pytest.mark.model
 
@@ -22,11 +23,12 @@ def llm(smollm2_path: Path) -> Iterator[LLM]:
 
 
 @pytest.mark.slow
-def test_no_misses_over_a_thousand_tokens_after_preloading(llm: LLM) -> None:
+@short_and_long("tokens", 25, 250)  # a thousand in all
+def test_no_misses_after_preloading(llm: LLM, tokens: int) -> None:
     llm.weights.preload()
     for prompt in ("The sea", "A list of", "Once upon a time", "import"):
-        done = llm.generate(prompt, max_tokens=250, ignore_eos=True)
-        assert (len(done.tokens), done.weights.misses, done.weights.hit_rate) == (250, 0, 1.0)
+        done = llm.generate(prompt, max_tokens=tokens, ignore_eos=True)
+        assert (len(done.tokens), done.weights.misses, done.weights.hit_rate) == (tokens, 0, 1.0)
     assert llm.weights.stats().unexpected_misses == 0
     assert llm.weights.verify(deep=True) == []
 
