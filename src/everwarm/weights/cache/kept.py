@@ -14,6 +14,7 @@ from everwarm.kernels.backend import Weight
 from everwarm.weights.cache.experts import HotExperts
 from everwarm.weights.cache.place import is_expert, outside_of_passes
 from everwarm.weights.cache.policy import POLICIES, Item
+from everwarm.weights.cache.streamed import Streamed
 from everwarm.weights.cache.tracker import AccessTracker
 from everwarm.weights.memory import U8, resident_share
 from everwarm.weights.pack.file import checksum
@@ -50,7 +51,7 @@ class Kept:
         self.data: dict[str, U8] = {}  # its bytes
         self.pinned: dict[str, Pin | None] = {}  # None: promised, not there yet
         self.bytes = 0  # of what is kept, and of what is coming
-        self.changes = 0  # of what is kept: who computes something from it knows when to do so again
+        self.streamed = Streamed(sizes)  # what is not kept
         self._coming: set[str] = set()  # room was made for these
         self._wanted: frozenset[str] | None = None  # the policy's plan; None before there is one
         self._refused: set[str] = set()  # what the policy would not keep, until it is asked for a plan again
@@ -109,8 +110,9 @@ class Kept:
             self.give_up(name)
             return
         self._coming.discard(name)
+        if name not in self.ready:
+            self.streamed.keep(name)
         self.ready[name], self.data[name] = built.tensor, built.data
-        self.changes += 1
         if name in self.pinned and pin is not None:
             self.pinned[name] = pin
 
@@ -126,7 +128,7 @@ class Kept:
         _log.debug("evict %s", name)
         del self.ready[name], self.data[name]
         self.bytes -= self._sizes[name]
-        self.changes += 1
+        self.streamed.drop(name)
         self._evictions[name] += 1
         self._refused.clear()
         if name in self.pinned:
@@ -144,7 +146,7 @@ class Kept:
         for store in (self.ready, self.data, self.pinned):
             store.clear()
         self.bytes = sum(self._sizes[name] for name in self._coming)
-        self.changes += 1
+        self.streamed = Streamed(self._sizes)
 
     # Plans
 
