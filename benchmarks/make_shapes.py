@@ -1,16 +1,19 @@
 """Make GGUF files of random weights in the shape of models that no one has to download, to measure speed with.
 
-    python benchmarks/make_shapes.py TOKENIZER.gguf OUT.gguf moe|mla|gemma3
+    python benchmarks/make_shapes.py TOKENIZER.gguf OUT.gguf moe|skewed|mla|gemma3
 
 Speed depends on shapes and tensor types, not on what the weights say. `moe` has about 1B active of 4B parameters (32
-experts, 4 of them for each token), `mla` is DeepSeek-V2-Lite with fewer and smaller experts (about 1B), `gemma3` has
-the shape of Gemma 3 1B. The tokenizer is that of the GGUF given. Types are those of a Q4_K_M file: Q4_K, Q6_K for half
-of the values and down projections and for the output, Q5_0 where rows are no multiple of 256.
+experts, 4 of them for each token). `skewed` has the same experts in fewer and narrower layers (about 1.3B parameters),
+and its router prefers some of them: the k-th most popular expert of a layer is about 1 / k as likely as the first. The
+weight cache is measured with it. `mla` is DeepSeek-V2-Lite with fewer and smaller experts (about 1B), `gemma3` has the
+shape of Gemma 3 1B. The tokenizer is that of the GGUF given. Types are those of a Q4_K_M file: Q4_K, Q6_K for half of
+the values and down projections and for the output, Q5_0 where rows are no multiple of 256.
 """
 
 import argparse
 import math
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +46,10 @@ def experts(block: str, width: int, hidden: int, count: int) -> Shapes:
     yield f"{block}.ffn_down_exps.weight", (count, width, hidden)
 
 
-def moe(vocabulary: int) -> tuple[str, dict[str, Any], Shapes]:
+def moe(vocabulary: int, skewed: bool = False) -> tuple[str, dict[str, Any], Shapes]:
     width, layers, heads, kv_heads, head_dim, hidden, count = 2048, 24, 32, 8, 64, 768, 32
+    if skewed:
+        width, layers, heads, kv_heads = 1024, 16, 16, 4
     keys = {
         "block_count": layers, "context_length": 32768, "embedding_length": width, "feed_forward_length": hidden,
         "expert_feed_forward_length": hidden, "expert_count": count, "expert_used_count": 4,
@@ -60,10 +65,20 @@ def moe(vocabulary: int) -> tuple[str, dict[str, Any], Shapes]:
             yield f"{block}.attn_q_norm.weight", (head_dim,)
             yield f"{block}.attn_k_norm.weight", (head_dim,)
             yield from experts(block, width, hidden, count)
+            if skewed:
+                yield f"{block}.ffn_gate_inp.bias", (count,)
         yield "output_norm.weight", (width,)
         yield "output.weight", (vocabulary, width)
 
     return "qwen3moe", keys, tensors()
+
+
+def popularity(count: int, width: int, rng: np.random.Generator) -> np.ndarray:
+    """Biases of a router. The best of several scores is the k-th one in proportion to 1 / k if they have biases of
+    -ln k and noise of a Gumbel distribution, whose deviation is 1.28; the noise is what the router makes of a row.
+    """
+    noise = ROUTER * math.sqrt(width)
+    return -np.log(1 + rng.permutation(count)) * noise / 1.28
 
 
 def mla(vocabulary: int) -> tuple[str, dict[str, Any], Shapes]:
@@ -125,7 +140,8 @@ def gemma3(vocabulary: int) -> tuple[str, dict[str, Any], Shapes]:
     return "gemma3", keys, tensors()
 
 
-SHAPES = {"moe": moe, "mla": mla, "gemma3": gemma3}
+SHAPES = {"moe": moe, "skewed": partial(moe, skewed=True), "mla": mla, "gemma3": gemma3}
+ROUTER = 0.02  # deviation of its weights
 
 
 def type_of(name: str, shape: tuple[int, ...], layer: int) -> gguf.GGMLQuantizationType:
@@ -180,7 +196,10 @@ def main() -> None:
         layer = int(name.split(".")[1]) if name.startswith("blk.") else 0
         kind = type_of(name, shape, layer)
         if kind == gguf.GGMLQuantizationType.F32:
-            data = np.ones(shape) if len(shape) == 1 else rng.standard_normal(shape) * 0.02
+            if name.endswith("ffn_gate_inp.bias"):
+                data = popularity(*shape, keys["embedding_length"], rng)
+            else:
+                data = np.ones(shape) if len(shape) == 1 else rng.standard_normal(shape) * ROUTER
             writer.add_tensor(name, data.astype(np.float32))
             continue
         if kind not in known:

@@ -6,6 +6,7 @@ import pytest
 
 from everwarm.catalogue import CATALOGUE, find
 from everwarm.errors import PullError
+from everwarm.model.architectures import ARCHITECTURES
 
 
 @pytest.mark.parametrize("entry", CATALOGUE.values(), ids=str)
@@ -19,6 +20,7 @@ def test_entries_are_exact(entry):
     assert entry.parts
     assert all(re.fullmatch(r"[\w.-]+==[\w.]+", part.requirement) for part in entry.parts)
     assert entry.licence
+    assert entry.family in ARCHITECTURES
 
 
 def test_the_nearest_name_is_suggested():

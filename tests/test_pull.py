@@ -36,7 +36,14 @@ def make_wheel(folder: Path, package: str, member: str, content: bytes) -> Part:
 
 def make_entry(*parts: Part, content: bytes = CONTENT, sha256: str | None = None) -> Entry:
     return Entry(
-        "tiny", "tiny.gguf", parts, len(content), sha256 or hashlib.sha256(content).hexdigest(), "MIT", "for tests"
+        "tiny",
+        "llama",
+        "tiny.gguf",
+        parts,
+        len(content),
+        sha256 or hashlib.sha256(content).hexdigest(),
+        "MIT",
+        "for tests",
     )
 
 
@@ -308,7 +315,7 @@ def test_hub_names_are_checked(home, spec):
 
 
 class Hub(ThreadingHTTPServer):
-    """As much of the hub as a pull needs."""
+    """As much of the hub as a pull needs, and of the other host that it sends downloads to."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -316,10 +323,17 @@ class Hub(ThreadingHTTPServer):
         self.lies: dict[str, bytes] = {}
         self.cut_once: set[str] = set()
         self.gets: list[str] = []
+        self.starts: list[int] = []
+        """Where each download began."""
+        self.tokens: list[str | None] = []
+        """What each request to the other host had as its token."""
+        self.elsewhere = False
+        self.refusal: tuple[int, dict[str, str]] | None = None
+        self.file_refusal: tuple[int, dict[str, str]] | None = None
 
 
 class Handler(BaseHTTPRequestHandler):
-    """/api/models/org/repo and /org/repo/resolve/REVISION/FILE."""
+    """/api/models/org/repo, /org/repo/resolve/REVISION/FILE, and /elsewhere/FILE for what is sent there."""
 
     server: Hub
     protocol_version = "HTTP/1.1"
@@ -337,10 +351,18 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self):
         path = self.path.partition("?")[0]
+        if path.startswith("/elsewhere/"):
+            self.server.tokens.append(self.headers.get("Authorization"))
+            return self.resolve(path.removeprefix("/elsewhere/"))
+        if self.server.refusal is not None:
+            return self.answer(*self.server.refusal)
         if path == "/api/models/org/repo":
             return self.answer(200, {"Content-Type": "application/json"}, json.dumps(self.info()).encode())
         if path.startswith("/org/repo/resolve/c0ffee/"):
-            return self.resolve(path.removeprefix("/org/repo/resolve/c0ffee/"))
+            name = path.removeprefix("/org/repo/resolve/c0ffee/")
+            if self.server.file_refusal is not None:
+                return self.answer(*self.server.file_refusal)
+            return self.send_elsewhere(name) if self.server.elsewhere else self.resolve(name)
         return self.answer(404, {"X-Error-Code": "RepoNotFound"})
 
     do_HEAD = do_GET  # noqa: N815
@@ -356,6 +378,17 @@ class Handler(BaseHTTPRequestHandler):
         ]
         return {"id": "org/repo", "sha": "c0ffee", "tags": ["gguf", "license:mit"], "siblings": siblings}
 
+    def send_elsewhere(self, name):
+        """The hub knows size and hash; another host has the bytes."""
+        data = self.server.files[name]
+        headers = {
+            "X-Repo-Commit": "c0ffee",
+            "X-Linked-ETag": f'"{sha256(data)}"',
+            "X-Linked-Size": str(len(data)),
+            "Location": f"http://localhost:{self.server.server_address[1]}/elsewhere/{name}",
+        }
+        return self.answer(302, headers)
+
     def resolve(self, name):
         data = self.server.lies.get(name, self.server.files[name])
         headers = {"ETag": f'"{sha256(data)}"', "X-Repo-Commit": "c0ffee", "Accept-Ranges": "bytes"}
@@ -363,6 +396,7 @@ class Handler(BaseHTTPRequestHandler):
         start = int(wanted.removeprefix("bytes=").split("-")[0])
         if self.command == "GET":
             self.server.gets.append(name)
+            self.server.starts.append(start)
         if start:
             headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
         if self.command == "GET" and name in self.server.cut_once:
@@ -407,6 +441,66 @@ def test_the_only_file_of_a_repository_is_pulled(server, home):
     assert resolve("org/repo", home) == path
     server.files.clear()
     assert pull("hf:org/repo/sub/tiny.gguf", home, check=True) == path  # the hub is not even asked
+
+
+def test_a_download_from_another_host_goes_on_where_it_was_cut(server, home, monkeypatch):
+    """As the hub does it: it answers with a redirect, and the token must not follow to the other host."""
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    content = CONTENT * 16  # what has arrived is written in pieces of 10 MiB
+    server.files = {"tiny.gguf": content}
+    server.elsewhere, server.cut_once = True, {"tiny.gguf"}
+    assert pull("hf:org/repo/tiny.gguf", home).read_bytes() == content
+    assert server.gets == ["tiny.gguf"] * 2
+    assert server.starts[0] == 0
+    assert 0 < server.starts[1] <= len(content) // 2  # not from the beginning again
+    assert server.tokens
+    assert set(server.tokens) == {None}
+    assert pulled(home)[0].files[0].sha256 == sha256(content)
+
+
+def test_what_comes_from_another_host_is_compared_with_the_hash_of_the_hub(server, home):
+    server.files, server.lies = {"a.gguf": CONTENT}, {"a.gguf": CONTENT[::-1]}
+    server.elsewhere = True
+    with pytest.raises(PullError, match=r"a\.gguf arrived damaged: .* expected 2,097,152 with"):
+        pull("hf:org/repo", home)
+    assert leftovers(home) == []
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_gated_repository_is_named_as_such(server, home, status):
+    """The hub lists its files for everyone, and refuses their bytes."""
+    server.files = {"a.gguf": CONTENT}
+    server.file_refusal = (status, {"X-Error-Code": "GatedRepo", "X-Error-Message": "Access is restricted."})
+    with pytest.raises(
+        PullError, match=r"a\.gguf: the repository is gated: accept its terms .* set HF_TOKEN$"
+    ) as error:
+        pull("hf:org/repo/a.gguf", home)
+    assert "\n" not in str(error.value)
+    server.refusal = server.file_refusal
+    with pytest.raises(PullError, match=r"hf:org/repo: the repository is gated: .* set HF_TOKEN$"):
+        pull("hf:org/repo", home)
+    assert leftovers(home) == []
+
+
+def test_a_private_repository_looks_like_none(server, home):
+    server.refusal = (401, {"X-Error-Code": "RepoNotFound", "X-Error-Message": "Repository not found"})
+    with pytest.raises(PullError, match=r"no such repository on .*; if it is private, set HF_TOKEN$"):
+        pull("hf:org/repo", home)
+
+
+def test_a_token_that_the_hub_does_not_know_is_named(server, home, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_old")
+    server.refusal = (401, {"X-Error-Message": "Invalid credentials in Authorization header"})
+    with pytest.raises(PullError, match="hf:org/repo: the hub does not accept this HF_TOKEN"):
+        pull("hf:org/repo", home)
+
+
+def test_a_file_that_is_gone_between_listing_and_download(server, home):
+    server.files = {"a.gguf": CONTENT}
+    server.file_refusal = (404, {"X-Error-Code": "EntryNotFound"})
+    with pytest.raises(PullError, match=r"can't download a\.gguf: the hub no longer has the file"):
+        pull("hf:org/repo", home)
+    assert leftovers(home) == []
 
 
 def test_all_parts_of_a_split_file_are_pulled(server, home):

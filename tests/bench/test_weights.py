@@ -10,14 +10,22 @@ import pytest
 
 from everwarm.bench.weights.optimum import optimum
 from everwarm.bench.weights.row import FORMS, Row, Setup, measure
-from everwarm.bench.weights.traces import StandIn, record_pass, replay, synthetic_rows
+from everwarm.bench.weights.traces import (
+    StandIn,
+    record_pass,
+    record_requests,
+    replay,
+    share_of_hot_experts,
+    synthetic_rows,
+)
 from everwarm.bench.weights.weights import recommend, slowest_window, variation
 from everwarm.cli.app import run
 from everwarm.errors import ConfigError
 from everwarm.llm import load
 from everwarm.weights.cache.cache import WeightCache
-from everwarm.weights.cache.place import ring_bytes, stages
+from everwarm.weights.cache.place import is_expert, largest_layer, ring_bytes, stages
 from everwarm.weights.cache.policy import POLICIES
+from golden.oracles.cases import CASES
 from tiny import Tiny
 from waiting_until import wait_until
 
@@ -90,6 +98,55 @@ def test_the_trace_of_a_pass_is_the_models_own(tiny: Path) -> None:
         assert sorted(set(trace)) == sorted(llm._file.tensors)
     assert len(trace) == len(set(trace)) == 9 * LAYERS + 2  # to look up some rows is no use of the whole embedding
     assert (trace[0], trace[-1]) == ("blk.0.attn_norm.weight", "token_embd.weight")
+
+
+def test_the_trace_of_requests_is_that_of_their_passes(tiny: Path) -> None:
+    with load(tiny) as llm:
+        one = record_pass(llm)
+        trace = record_requests(llm, prompt_tokens=8, passes=6)
+    assert trace.names == one * (2 * 4 + 3 * 2)  # a token for each pass, and the first one comes out of the prompt's
+    assert trace.warmup == len(one) * 2 * 4
+
+
+@pytest.fixture
+def experts(tmp_path: Path, home: Path) -> Path:
+    (case,) = [case for case in CASES if case.name == "qwen3moe"]
+    return case.unpack(tmp_path)
+
+
+def test_of_experts_the_trace_has_those_that_were_chosen(experts: Path) -> None:
+    with load(experts) as llm:
+        spec = llm.config.layers[-1].feed_forward.experts
+        assert spec is not None
+        trace = record_requests(llm, prompt_tokens=1, passes=6)
+        last = [
+            name for name in trace.names if is_expert(name) and name.startswith(f"blk.{len(llm.config.layers) - 1}.")
+        ]
+    assert len(last) == (2 * 4 + 3 * 2) * spec.used * 3  # gate, up and down of each that a token takes
+    assert len(set(last)) > spec.used * 3  # not always the same
+
+
+def test_the_share_of_the_hot_quarter() -> None:
+    names = [f"blk.0.ffn_up.{number}.weight" for number in range(8)]
+    assert share_of_hot_experts([*names, "blk.0.attn_q.weight"], names) == 0.25
+    assert share_of_hot_experts(names[:2] * 3 + names[2:4], names) == 0.75
+    assert share_of_hot_experts(["blk.0.attn_q.weight"], ["blk.0.attn_q.weight"]) is None
+
+
+def test_a_model_with_experts_is_measured_beside_its_own_optimum(
+    experts: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with load(experts) as llm:
+        sizes = dict(llm._source.sizes)
+    share = round(largest_layer(sizes) / sum(sizes.values()) + 0.01, 2)
+    code, lines, _ = weights(capfd, experts, "--budgets", share, "--passes", 6, "--prefetch-ahead", "1")
+    assert code == 0
+    assert any("fall on the quarter" in line for line in lines)
+    report = json.loads(lines[-1])
+    assert 0.25 <= report["hot_experts"] <= 1
+    for row in report["rows"]:
+        if row["budget"]:
+            assert row["row"]["hit_rate"] <= row["optimum"] + 1e-9
 
 
 def test_lru_hits_nothing_on_real_passes(tiny: Path) -> None:

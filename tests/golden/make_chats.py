@@ -3,7 +3,8 @@
     python tests/golden/make_chats.py TEMPLATES [OUT --all]
 
 needs transformers, and a directory of *.jinja files (llama.cpp has one: models/templates). Only templates of models
-under a permissive licence are taken; --all takes every file, to look for mismatches by hand.
+under a permissive licence are taken; --all takes every file, to look for mismatches by hand. Families whose templates
+have another licence are there as templates of our own that do the same kind of things (`templates/` beside this file).
 
 Where a template can't read a conversation as it stands, it is put into the next form: arguments of tool calls as
 object or text, content as parts or text, content of a message that only calls tools as null or empty. What is
@@ -44,6 +45,7 @@ PERMISSIVE = {
     "google-gemma-4-31B-it",
     "ibm-granite-granite-3.3-2B-Instruct",
     "ibm-granite-granite-4.0",
+    "ibm-granite-granite-4.1",
     "llama-cpp-deepseek-r1",
     "llama-cpp-rwkv-world",
     "microsoft-Phi-3.5-mini-instruct",
@@ -53,6 +55,8 @@ PERMISSIVE = {
     "openai-gpt-oss-120b",
     "unsloth-Apriel-1.5",
 }
+
+OURS = Path(__file__).with_name("templates")
 
 NOW = datetime(2024, 2, 29, 13, 5)
 BOS, EOS = "<|beginning|>", "<|ending|>"
@@ -233,9 +237,10 @@ def main() -> None:
         "conversations": CONVERSATIONS,
         "templates": {},
     }
-    for path in sorted(Path(sys.argv[1]).glob("*.jinja")):
-        if path.stem not in PERMISSIVE and "--all" not in sys.argv:
-            continue
+    theirs = [
+        path for path in sorted(Path(sys.argv[1]).glob("*.jinja")) if path.stem in PERMISSIVE or "--all" in sys.argv
+    ]
+    for path in [*theirs, *sorted(OURS.glob("*.jinja"))]:
         print(path.stem, file=sys.stderr)
         source = path.read_text("utf-8")
         texts = {

@@ -2,8 +2,9 @@
 
     PYTHONPATH=src .venv-peers/bin/python tests/golden/make_tokens.py FAMILY=PATH[:PRE] ... [options]
 
-For each family (`llama-bpe=ggml-vocab-llama-bpe.gguf`, `deepseek-v3=tokenizer.json:deepseek-v3`) it compares our tokens
-with llama.cpp's on the full vocabulary and prints one line of mismatches. For the families in `--write` it reduces the
+For each family (`llama-bpe=ggml-vocab-llama-bpe.gguf`, `deepseek-v3=tokenizer.json:deepseek-v3`,
+`gpt-oss=o200k_base.tiktoken:gpt-4o`) it compares our tokens with llama.cpp's on the full vocabulary and prints one line
+of mismatches. For the families in `--write` it reduces the
 vocabulary to what the strings need, asks again, and writes `tokens/FAMILY.json.xz`: the small vocabulary and digests.
 Those in `--write-full` are written without their vocabulary. `--pretokenizers` writes digests for every name of a
 pre-tokenizer, on a vocabulary made for that. Needs the environment that `make peers` builds.
@@ -77,7 +78,7 @@ def main() -> None:
     for family in options.families:
         name, _, rest = family.partition("=")
         path, _, pre = rest.partition(":")
-        fields = load(Path(path), pre)
+        fields = load(Path(path), pre, name)
         golden, ids = compare(name, fields)
         if name in options.write.split(","):
             golden, _ = compare(name, reduce(fields, {id_ for one in ids for id_ in one}), note=" (reduced)")

@@ -1,8 +1,8 @@
 """Vocabularies as GGUF metadata: from where models keep them, cut down to what some texts need, written for llama.cpp.
 
-In: GGUF files, Hugging Face's tokenizer.json (or a zip of it), Mistral's tekken.json, SentencePiece models. Out:
-metadata as `Tokenizer.from_metadata` takes them. A reduced vocabulary is a valid one of its own, with other ids than
-the full one: llama.cpp is asked for its tokens anew.
+In: GGUF files, Hugging Face's tokenizer.json (or a zip of it), Mistral's tekken.json, tiktoken's ranks, SentencePiece
+models. Out: metadata as `Tokenizer.from_metadata` takes them. A reduced vocabulary is a valid one of its
+own, with other ids than the full one: llama.cpp is asked for its tokens anew.
 """
 
 import json
@@ -25,10 +25,37 @@ SPECIAL = (2, 3, 4)
 Fields = dict[str, Any]
 
 
-def load(path: Path, pre: str) -> Fields:
-    """The tokenizer in `path`. `pre` names the pre-tokenizer where the file does not."""
+SPECIALS: dict[str, dict[int, str]] = {
+    "gpt-oss": {
+        199_998: "<|startoftext|>", 199_999: "<|endoftext|>", 200_002: "<|return|>", 200_003: "<|constrain|>",
+        200_005: "<|channel|>", 200_006: "<|start|>", 200_007: "<|end|>", 200_008: "<|message|>", 200_012: "<|call|>",
+        200_018: "<|endofprompt|>",
+    },
+    "olmo2": {
+        100_257: "<|endoftext|>", 100_258: "<|fim_prefix|>", 100_259: "<|fim_middle|>", 100_260: "<|fim_suffix|>",
+        100_264: "<|im_start|>", 100_265: "<|im_end|>", 100_276: "<|endofprompt|>", 100_277: "<|pad|>",
+    },
+    "granite-4": {
+        100_257: "<|end_of_text|>", 100_258: "<|fim_prefix|>", 100_259: "<|fim_middle|>", 100_260: "<|fim_suffix|>",
+        100_261: "<|fim_pad|>", 100_264: "<|start_of_role|>", 100_265: "<|end_of_role|>", 100_270: "<tool_call>",
+        100_271: "</tool_call>",
+    },
+}  # fmt: skip
+"""Control tokens beside tiktoken's ranks, by family. The others that a model has are reserved for later."""
+
+BEGIN_AND_END = {
+    "gpt-oss": ("<|startoftext|>", "<|return|>"),
+    "olmo2": ("<|endoftext|>", "<|endoftext|>"),
+    "granite-4": ("<|end_of_text|>", "<|end_of_text|>"),
+}
+
+
+def load(path: Path, pre: str, family: str) -> Fields:
+    """The tokenizer in `path`. `pre` names the pre-tokenizer, where the file does not or another one is meant."""
     if path.suffix == ".gguf":
-        return from_gguf(path)
+        return from_gguf(path) | ({PREFIX + "pre": pre} if pre else {})
+    if path.suffix == ".tiktoken":
+        return from_tiktoken(path, pre, family)
     if "tekken" in path.name:
         return from_tekken(path, pre)
     if path.suffix in (".json", ".zip"):
@@ -69,16 +96,10 @@ def from_hugging_face(path: Path, pre: str) -> Fields:
 
 
 def from_tekken(path: Path, pre: str) -> Fields:
-    """Mistral's format has ranks and no merges; a token is made of any two that it can be cut into."""
     data = json.loads(path.read_text(encoding="utf-8"))
     specials = data["config"]["default_num_special_tokens"]
     count = data["config"]["default_vocab_size"] - specials
     ranks = {b64decode(token["token_bytes"]): token["rank"] for token in data["vocab"][:count]}
-    merges = []
-    for token in ranks:
-        cuts = [(token[:at], token[at:]) for at in range(1, len(token))]
-        pairs = [(left, right) for left, right in cuts if left in ranks and right in ranks]
-        merges += sorted(pairs, key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
     names = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]"]
     names += [f"<SPECIAL_{id_}>" for id_ in range(len(names), specials)]
     return {
@@ -86,10 +107,37 @@ def from_tekken(path: Path, pre: str) -> Fields:
         PREFIX + "pre": pre,
         PREFIX + "tokens": names + [_written(token) for token in ranks],
         PREFIX + "token_type": [3] * specials + [1] * len(ranks),
-        PREFIX + "merges": [f"{_written(left)} {_written(right)}" for left, right in merges],
+        PREFIX + "merges": _merges(ranks),
         PREFIX + "bos_token_id": 1,
         PREFIX + "eos_token_id": 2,
     }
+
+
+def from_tiktoken(path: Path, pre: str, family: str) -> Fields:
+    ranks = {b64decode(token): int(rank) for token, rank in map(str.split, path.read_text("ascii").splitlines())}
+    texts = {rank: _written(token) for token, rank in ranks.items()} | SPECIALS[family]
+    ids = {text: id_ for id_, text in texts.items()}
+    begin, end = BEGIN_AND_END[family]
+    size = max(texts) + 1
+    return {
+        PREFIX + "model": "gpt2",
+        PREFIX + "pre": pre,
+        PREFIX + "tokens": [texts.get(id_, f"<|reserved_{id_}|>") for id_ in range(size)],
+        PREFIX + "token_type": [1 if id_ < len(ranks) else 3 for id_ in range(size)],
+        PREFIX + "merges": _merges(ranks),
+        PREFIX + "bos_token_id": ids[begin],
+        PREFIX + "eos_token_id": ids[end],
+    }
+
+
+def _merges(ranks: dict[bytes, int]) -> list[str]:
+    """These formats have ranks and no merges; a token is made of any two that it can be cut into."""
+    merges = []
+    for token in ranks:
+        cuts = [(token[:at], token[at:]) for at in range(1, len(token))]
+        pairs = [(left, right) for left, right in cuts if left in ranks and right in ranks]
+        merges += sorted(pairs, key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
+    return [f"{_written(left)} {_written(right)}" for left, right in merges]
 
 
 def from_sentencepiece(path: Path) -> Fields:

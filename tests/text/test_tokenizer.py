@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everwarm.errors import TokenizerError
+from everwarm.model.architectures import ARCHITECTURES
 from everwarm.text.bpe import BYTE_ALPHABET
 from everwarm.text.tokenizer import Tokenizer
 from everwarm.types import Segment
@@ -24,6 +25,35 @@ MODES = {"plain": False, "special": True}
 @cache
 def tokenizer(family: str) -> Tokenizer:
     return Tokenizer.from_metadata(read(family).metadata)
+
+
+COMPARED = {
+    "llama": ("llama-bpe", "llama-spm", "smollm2", "mistral-v3", "tekken", "deepseek-coder", "deepseek-llm"),
+    "qwen2": ("qwen2.5",),
+    "qwen2moe": ("qwen2.5",),
+    "qwen3": ("qwen3",),
+    "qwen3moe": ("qwen3",),
+    "gemma2": ("gemma3",),
+    "gemma3": ("gemma3",),
+    "gemma4": ("gemma4",),
+    "granite": ("refact", "starcoder", "granite-4"),
+    "granitemoe": ("refact", "granite-4"),
+    "phi3": ("phi-3", "olmo2"),
+    "smollm3": ("smollm3",),
+    "mistral3": ("tekken",),
+    "glm4": ("glm4",),
+    "glm4moe": ("glm4",),
+    "olmo2": ("olmo2",),
+    "gpt-oss": ("gpt-oss",),
+    "deepseek2": ("deepseek-llm", "deepseek-v3", "glm4"),
+}
+"""For each architecture, golden files with the tokenizers that its models have."""
+
+
+def test_a_tokenizer_of_every_architecture_was_compared() -> None:
+    assert COMPARED.keys() == ARCHITECTURES.keys()
+    for compared in COMPARED.values():
+        assert {name for name in compared if name != "smollm2"} <= set(families())
 
 
 def check_ids(ours: Tokenizer, family: str, mode: str) -> None:
@@ -54,7 +84,13 @@ def test_facts_are_llama_cpps(family: str) -> None:
     assert (ours.add_bos, ours.add_eos) == (facts["add_bos"], facts["add_eos"])
 
 
-@pytest.mark.parametrize("family", [name for name in families() if name != "command-r"])  # its tokens confuse llama.cpp
+OTHER_BYTES = {
+    "command-r": "some of its tokens are not written in the byte alphabet, which confuses llama.cpp",
+    "gpt-oss": "llama.cpp shows tokens such as <|start|> where control tokens are not shown",
+}
+
+
+@pytest.mark.parametrize("family", [name for name in families() if name not in OTHER_BYTES])
 def test_bytes_of_tokens_are_llama_cpps(family: str) -> None:
     ours = tokenizer(family)
     for special, expected in zip((False, True), read(family).facts["pieces"], strict=True):
@@ -160,7 +196,7 @@ def small(**changes: Any) -> dict[str, Any]:
     ("changes", "message"),
     [
         ({"model": None}, r"tokenizer\.ggml\.model is missing"),
-        ({"model": "bert"}, r"tokenizer\.ggml\.model: 'bert' is not supported \(known: gpt2, llama\)"),
+        ({"model": "bert"}, r"tokenizer\.ggml\.model: 'bert' is not supported \(known: gpt2, llama, gemma4\)"),
         ({"pre": "gpt-7"}, r"tokenizer\.ggml\.pre: 'gpt-7' is not supported \(known: "),
         ({"tokens": None}, r"tokenizer\.ggml\.tokens is missing"),
         ({"tokens": "abc"}, r"tokenizer\.ggml\.tokens: an array expected"),
@@ -257,6 +293,82 @@ def test_harmony_end_closes_a_message_but_not_the_turn() -> None:
     ours = Tokenizer.from_metadata(small(tokens=tokens, token_type=[1] * 257 + [3] * 5, eos_token_id=259))
     assert {ours.token_text(id_) for id_ in ours.eog_ids} == {"<|im_end|>", "<|return|>", "<|call|>"}
     assert set(names) <= ours.special_tokens.keys()
+
+
+# Gemma 4: pairs of characters
+
+LINE_FEEDS = ["\n", "\n\n"]
+
+
+def characters(**changes: Any) -> dict[str, Any]:
+    """A tiny vocabulary like Gemma 4's; `None` takes a key away."""
+    control = ["<pad>", "<eos>", "<bos>", "<|tool_response>"]
+    byte_tokens = [f"<0x{byte:02X}>" for byte in range(256)]
+    words = ["\u2581", "a", "b", "ab", "\u2581a", "\u2581ab", "b\u2581a", *LINE_FEEDS, "</s>", "<", "/", "s", ">"]
+    fields: dict[str, Any] = {
+        "model": "gemma4",
+        "tokens": [*control, *byte_tokens, *words],
+        "token_type": [3] * len(control) + [6] * len(byte_tokens) + [1] * len(words),
+        "merges": ["a b", "\u2581 a", "\u2581 ab", "b \u2581a"],
+        "eos_token_id": 1,
+        "bos_token_id": 2,
+    }
+    fields |= changes
+    return {f"tokenizer.ggml.{key}": value for key, value in fields.items() if value is not None}
+
+
+def texts_of(ours: Tokenizer, text: str, **options: Any) -> list[str]:
+    return [ours.token_text(id_) for id_ in ours.encode(text, **options)]
+
+
+def test_characters_are_merged_by_rank_and_spaces_are_u2581() -> None:
+    ours = Tokenizer.from_metadata(characters())
+    assert texts_of(ours, "ab ab b a") == ["ab", "\u2581ab", "\u2581", "b\u2581a"]
+    assert ours.decode(ours.encode("ab ab b a")) == "ab ab b a"
+
+
+def test_line_feeds_that_are_a_token_are_one_without_a_merge() -> None:
+    ours = Tokenizer.from_metadata(characters())
+    assert texts_of(ours, "a\n\nb\n") == ["a", "\n\n", "b", "\n"]
+    assert texts_of(ours, "\n\n\n") == ["\n", "\n", "\n"]
+
+
+def test_characters_without_a_token_are_spelled_in_bytes() -> None:
+    ours = Tokenizer.from_metadata(characters())
+    assert texts_of(ours, "a\u00e9b") == ["a", "<0xC3>", "<0xA9>", "b"]
+    assert ours.decode(ours.encode("a\u00e9b")) == "a\u00e9b"
+
+
+def test_bytes_without_a_token_are_dropped_from_characters_but_separate() -> None:
+    full = characters()
+    at = full["tokenizer.ggml.tokens"].index("<0x7A>")
+    tokens, kinds = list(full["tokenizer.ggml.tokens"]), list(full["tokenizer.ggml.token_type"])
+    del tokens[at], kinds[at]
+    assert texts_of(Tokenizer.from_metadata(characters(tokens=tokens, token_type=kinds)), "azb") == ["a", "b"]
+
+
+@pytest.mark.parametrize("model", ["llama", "gpt2"])
+def test_gemma4_is_known_by_its_pretokenizer_as_well(model: str) -> None:
+    """Some converters write another model; its scores, or the byte alphabet, would make other tokens."""
+    ours = Tokenizer.from_metadata(characters(model=model, pre="gemma4"))
+    assert ours.encode("ab ab\n") == Tokenizer.from_metadata(characters()).encode("ab ab\n")
+
+
+def test_gemma4_begins_with_bos_whatever_the_file_says() -> None:
+    assert Tokenizer.from_metadata(characters(add_bos_token=False)).add_bos
+    assert not Tokenizer.from_metadata(characters(bos_token_id=None)).add_bos
+
+
+def test_a_tag_of_html_ends_nothing_in_gemma4() -> None:
+    ours = Tokenizer.from_metadata(characters())
+    assert {ours.token_text(id_) for id_ in ours.eog_ids} == {"<eos>", "<|tool_response>"}
+    assert "</s>" not in ours.special_tokens
+    assert texts_of(ours, "a</s>", special=True) == ["a", "<", "/", "s", ">"]
+
+
+def test_gemma4_without_merges_is_an_error() -> None:
+    with pytest.raises(TokenizerError, match=r"tokenizer\.ggml\.merges is missing"):
+        Tokenizer.from_metadata(characters(merges=None))
 
 
 def test_each_array_is_read_once() -> None:

@@ -174,6 +174,8 @@ def _show(rows: list[dict[str, Any]], report: dict[str, Any]) -> None:
 
 def _show_weights(report: Any) -> None:
     out.print(f"{report.tensors} tensors, {human_bytes(report.total_bytes)}, {report.uses_per_pass} uses per pass")
+    if report.hot_experts is not None:
+        out.print(f"experts: {report.hot_experts:.0%} of their uses fall on the quarter that is used most")
     uses = bench_text.table_of("access", "tensors", "first", "hit", "ratio", "least ratio", "same memory")
     for one in report.access:
         uses.add_row(
@@ -187,7 +189,7 @@ def _show_weights(report: Any) -> None:
     )
     out.print(f"all of them built from the model file in {built:.2f} s{read}\n", markup=False)
 
-    policies = list(dict.fromkeys(row.policy for row in report.traces))
+    policies = list(dict.fromkeys(row.name for row in report.rows if 0 < row.budget < 1))
     rates = bench_text.table_of("hit rate, bytes", "budget", *policies, "optimum", "value/optimum")
     for trace, budget, best, found in _by_budget(report):
         ratio = f"{found['value'] / best:.3f}" if best else ""

@@ -19,16 +19,65 @@ from everwarm.sizes import parse_size
 
 
 def pull(
-    name: Annotated[str, typer.Argument(help="A name from the catalogue (smollm2), or hf:ORG/REPO[/FILE.gguf].")],
+    name: Annotated[
+        str | None, typer.Argument(help="A name from the catalogue (smollm2), or hf:ORG/REPO[/FILE.gguf].")
+    ] = None,
     check: Annotated[bool, typer.Option("--check", help="Verify the hash of a model that is already there.")] = False,
+    show: Annotated[bool, typer.Option("--list", help="Show the catalogue and what was pulled.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With --list: one JSON object.")] = False,
 ) -> None:
     """Fetch a model into EVERWARM_HOME; prints where it is."""
     from everwarm.pull import pull as fetch
 
+    if show:
+        _show_models(as_json)
+        return
+    if name is None:
+        raise ConfigError("which model? `everwarm pull --list` shows the names; hf:ORG/REPO/FILE.gguf is one, too")
     with bytes_bar() as bar:
         path = fetch(name, config.home(), progress=bar, check=check)
     err.print(f"{name} is ready, {human_bytes(path.stat().st_size)}")
     out.print(str(path), markup=False)
+
+
+def _show_models(as_json: bool) -> None:
+    from everwarm.catalogue import CATALOGUE
+    from everwarm.pull import pulled
+
+    there = {model.name: model for model in pulled(config.home())}
+    known: list[dict[str, Any]] = [
+        {
+            "name": entry.name,
+            "family": entry.family,
+            "size_bytes": entry.size_bytes,
+            "sha256": entry.sha256,
+            "licence": entry.licence,
+            "description": entry.description,
+            "path": str(there[entry.name].path) if entry.name in there else None,
+        }
+        for entry in CATALOGUE.values()
+    ]
+    others: list[dict[str, Any]] = [
+        {"name": model.name, "size_bytes": model.size_bytes, "licence": model.licence, "path": str(model.path)}
+        for model in there.values()
+        if model.name not in CATALOGUE
+    ]
+    if as_json:
+        print_json({"catalogue": known, "others": others})
+        return
+    table = Table("name", "family", "size", "licence", "pulled", "what it is", box=None, header_style="bold")
+    for column in table.columns[:5]:
+        column.no_wrap = True
+    for one in [*known, *others]:
+        table.add_row(
+            *(Text(printable(str(one.get(key, "")))) for key in ("name", "family")),
+            human_bytes(one["size_bytes"]),
+            Text(printable(str(one["licence"]))),
+            "yes" if one["path"] else "no",
+            Text(str(one.get("description", "from the Hugging Face hub"))),
+        )
+    out.print(table)
+    out.print("any other: everwarm pull hf:ORG/REPO/FILE.gguf, from the Hugging Face hub", markup=False)
 
 
 def inspect(

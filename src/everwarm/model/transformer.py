@@ -330,9 +330,9 @@ class Transformer:
             return
         guess = step.norm(x, tensors.vector(layer.ffn_norm), self.config.norm_epsilon)
         chosen = step.chosen(self._route(step, spec, guess, tensors, None)) or ()
-        self.weights.expect(
-            f"blk.{number}.ffn_{part}.{expert}.weight" for expert in chosen for part in ("gate", "up", "down")
-        )
+        names = (f"blk.{number}.ffn_{part}.{expert}" for expert in chosen for part in ("gate", "up", "down"))
+        possible = (f"{name}.{kind}" for name in names for kind in ("weight", "bias"))
+        self.weights.expect(name for name in possible if name in self.weights)
 
     def _route(self, step: Step, spec: ExpertsSpec, h: Array, tensors: "_LayerWeights", scales: Weight | None) -> Any:
         how = Router(spec.count, spec.used, spec.routing, spec.normalised, spec.scale, spec.groups, spec.groups_used)

@@ -22,11 +22,25 @@ PREFIX = "hf:"
 _SPEC = re.compile(r"hf:(?P<repo>[\w.-]+/[\w.-]+)(/(?P<file>[^\\:]+\.gguf))?")
 _SPLIT = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
-_DOWNLOAD = """
+_GATED = "the repository is gated: accept its terms on the hub, then set HF_TOKEN"
+_REFUSED = "the hub does not accept this HF_TOKEN: make a new one on the hub"
+_LOST = "the hub no longer has the file, or not for this HF_TOKEN: look at its page on the hub"
+
+_DOWNLOAD = f"""
 import sys
 from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 repo, file, revision, folder = sys.argv[1:]
-hf_hub_download(repo, file, revision=revision, local_dir=folder)
+try:
+    hf_hub_download(repo, file, revision=revision, local_dir=folder)
+except GatedRepoError:
+    sys.exit({_GATED!r})
+except (EntryNotFoundError, RepositoryNotFoundError):
+    sys.exit({_LOST!r})
+except HfHubHTTPError as error:
+    if error.response is not None and error.response.status_code == 401:
+        sys.exit({_REFUSED!r})
+    raise
 """
 
 
@@ -93,16 +107,18 @@ class _Listing:
 
 def _list(spec: Spec) -> _Listing:
     from huggingface_hub import HfApi  # slow to import, and optional
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 
     api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"))  # the package reads the variable at import only
     try:
         info = api.model_info(spec.repo, files_metadata=True, timeout=30)
     except GatedRepoError as error:
-        raise PullError(f"{spec}: the repository is gated; accept its terms on the hub and set HF_TOKEN") from error
+        raise PullError(f"{spec}: {_GATED}") from error
     except RepositoryNotFoundError as error:
         raise PullError(f"{spec}: no such repository on {api.endpoint}; if it is private, set HF_TOKEN") from error
     except Exception as error:  # the package's HTTP library, and so its errors, depend on its version
+        if isinstance(error, HfHubHTTPError) and error.response is not None and error.response.status_code == 401:
+            raise PullError(f"{spec}: {_REFUSED}") from error
         raise PullError(
             f"{spec}: can't ask {api.endpoint} ({_first_line(error)}); check the network or HF_ENDPOINT and run again"
         ) from error
@@ -168,7 +184,9 @@ def _fetch(
             lambda arrived: report("download", before + min(arrived, listing.sizes[file]), total),
         )
     except watch.Failed as error:
-        raise PullError(f"{spec}: can't download {file} ({error}); check the connection, then run again") from error
+        said = str(error)
+        hint = f": {said}" if said in (_GATED, _REFUSED, _LOST) else f" ({said}); check the connection, then run again"
+        raise PullError(f"{spec}: can't download {file}{hint}") from error
     target = stage / "model" / Path(file).name
     (folder / file).rename(target)
     size = target.stat().st_size

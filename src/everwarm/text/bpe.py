@@ -43,9 +43,7 @@ class BytePairEncoder:
 
     def __init__(self, vocabulary: Vocabulary, merges: Sequence[str], pre: PreTokenizer) -> None:
         self._splitter = WordSplitter(pre.patterns)
-        self._size = len(vocabulary.texts)
-        self._model = _build_model(vocabulary, merges, pre.ignore_merges)
-        self._beside = Tokenizer(self._model)
+        self._merger = Merger(vocabulary, merges, BYTE_ALPHABET, ignore_merges=pre.ignore_merges)
         self._remembered = lru_cache(_REMEMBERED_WORDS)(self._merge)
 
     def encode(self, text: str) -> Iterator[list[int]]:
@@ -74,33 +72,52 @@ class BytePairEncoder:
         return b"".join(alphabet.get(c) or c.encode("utf-8", "surrogateescape") for c in text)
 
     def _merge(self, word: str) -> tuple[int, ...]:
-        characters = word.encode("utf-8").decode("latin-1").translate(BYTE_ALPHABET)
+        return self._merger.ids(word.encode("utf-8").decode("latin-1").translate(BYTE_ALPHABET))
+
+
+class Merger:
+    """The merges of a vocabulary, applied to one word at a time by the Rust code of `tokenizers`.
+
+    `byte_names` are the texts of the tokens for the 256 bytes. A byte without such a token is dropped.
+    """
+
+    def __init__(
+        self, vocabulary: Vocabulary, merges: Sequence[str], byte_names: Sequence[str], *, ignore_merges: bool = False
+    ) -> None:
+        self._size = len(vocabulary.texts)
+        self._model = _build_model(vocabulary, merges, byte_names, ignore_merges)
+        self._beside = Tokenizer(self._model)
+
+    def ids(self, word: str) -> tuple[int, ...]:
+        """The tokens of a word. A character that is no token is spelled in tokens for its bytes."""
         if len(word) < _LONG_WORD:
-            ids = [token.id for token in self._model.tokenize(characters)]
+            ids = [token.id for token in self._model.tokenize(word)]
         else:  # the same, while other threads run
-            ids = self._beside.encode_batch_fast([characters], add_special_tokens=False)[0].ids
+            ids = self._beside.encode_batch_fast([word], add_special_tokens=False)[0].ids
         return tuple(number for number in ids if number < self._size)
 
 
-def _build_model(vocabulary: Vocabulary, merges: Sequence[str], ignore_merges: bool) -> models.BPE:
+def _build_model(
+    vocabulary: Vocabulary, merges: Sequence[str], byte_names: Sequence[str], ignore_merges: bool
+) -> models.BPE:
     ids = dict(vocabulary.ids)
     control = vocabulary.of_kind(Kind.CONTROL, Kind.UNKNOWN)
     for text in control:
         del ids[text]
     # A byte without a token must still keep its neighbours apart: it gets an id beyond the vocabulary, dropped later.
-    for character in BYTE_ALPHABET:
-        ids.setdefault(character, len(vocabulary.texts) + ord(character))
+    for byte, name in enumerate(byte_names):
+        ids.setdefault(name, len(vocabulary.texts) + byte)
     ranked = dict.fromkeys(merges)  # of equal merges the first counts; `tokenizers` would take the last
     pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in ranked)]
     pairs = [(left, right) for left, right in pairs if left + right not in control]
     try:
-        return models.BPE(ids, pairs, cache_capacity=0, ignore_merges=ignore_merges)
+        return models.BPE(ids, pairs, cache_capacity=0, ignore_merges=ignore_merges, byte_fallback=True)
     except Exception:
         # It says little about what it dislikes. Leave out texts that were no UTF-8, and merges that make no token.
         ids = {text: id_ for text, id_ in ids.items() if _is_valid(text)}
         pairs = [(left, right) for left, right in pairs if left in ids and right in ids and left + right in ids]
     try:
-        return models.BPE(ids, pairs, cache_capacity=0, ignore_merges=ignore_merges)
+        return models.BPE(ids, pairs, cache_capacity=0, ignore_merges=ignore_merges, byte_fallback=True)
     except Exception as error:
         raise TokenizerError(f"tokenizer.ggml.merges: {error}") from error
 

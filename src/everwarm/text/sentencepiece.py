@@ -5,24 +5,21 @@ In: text without special tokens. Out: token ids; and for each token, the bytes t
 Spaces are written as U+2581. Two neighbours merge if together they are a token; the one with the best score goes first,
 the leftmost of equals. A character that ends up as no token is spelled in byte tokens.
 
-A merge can cross the place between two characters only if some token contains these two in a row. So text is cut
-before each U+2581 whose left neighbour stands before U+2581 in no token: into words, mostly. That changes no id, and
-the same words return all the time, so their ids are remembered.
+Text is cut into words where no token can cross (`spaces`), and the ids of words are remembered.
 
 Text never becomes a control or unknown token, even where merges could put one together.
 """
 
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
 
 from everwarm.errors import TokenizerError
 from everwarm.text.least import LeastTokens, swallowed
 from everwarm.text.pace import in_slices
+from everwarm.text.spaces import SPACE, word_boundary
 from everwarm.text.vocabulary import Kind, Vocabulary
 
-_SPACE = "\u2581"
 _REMEMBERED_WORDS = 1 << 16
 _LONGEST_REMEMBERED = 32
 
@@ -36,12 +33,12 @@ class SentencePiece:
             del self._ids[text]
         self._scores = scores
         self._byte_ids = _byte_ids(vocabulary)
-        self._cut = _word_boundary(self._ids)
+        self._cut = word_boundary(self._ids)
         self._remembered = lru_cache(_REMEMBERED_WORDS)(self._merge)
 
     def encode(self, text: str) -> Iterator[list[int]]:
         """The ids of `text`, which must hold no surrogates, slice by slice."""
-        for words in in_slices(self._cut.split(text.replace(" ", _SPACE))):
+        for words in in_slices(self._cut.split(text.replace(" ", SPACE))):
             ids: list[int] = []
             for word in words:
                 ids.extend(self._remembered(word) if len(word) <= _LONGEST_REMEMBERED else self._merge(word))
@@ -49,7 +46,7 @@ class SentencePiece:
 
     def spelt(self, text: str) -> bytes:
         """What tokens spell."""
-        return text.replace(" ", _SPACE).encode("utf-8", "ignore")
+        return text.replace(" ", SPACE).encode("utf-8", "ignore")
 
     def least_tokens(self, vocabulary: Vocabulary) -> LeastTokens:
         """How many tokens a text has at least."""
@@ -59,7 +56,7 @@ class SentencePiece:
 
     def piece_bytes(self, text: str) -> bytes:
         """What a normal token stands for."""
-        return text.replace(_SPACE, " ").encode("utf-8", "surrogateescape")
+        return text.replace(SPACE, " ").encode("utf-8", "surrogateescape")
 
     def _merge(self, word: str) -> tuple[int, ...]:
         token, scores, size = self._ids.get, self._scores, len(word)
@@ -98,17 +95,6 @@ class SentencePiece:
             else:
                 ids.extend(self._byte_ids[byte] for byte in symbol.encode("utf-8"))
         return tuple(ids)
-
-
-def _word_boundary(texts: Iterable[str]) -> re.Pattern[str]:
-    """The empty place before a space that no token reaches across."""
-    joining: set[str] = set()
-    for text in texts:
-        if text.find(_SPACE, 1) > 0:
-            first, *others = text.split(_SPACE)[:-1]
-            joining.update(first[-1:], (before[-1:] or _SPACE for before in others))
-    left = "".join(re.escape(character) for character in sorted(joining))
-    return re.compile(f"(?<=[^{left}])(?={_SPACE})" if left else f"(?<=.)(?={_SPACE})", re.DOTALL)
 
 
 def _byte_ids(vocabulary: Vocabulary) -> list[int]:

@@ -19,6 +19,7 @@ from typing import Protocol
 
 from everwarm.errors import TokenizerError
 from everwarm.text.bpe import BytePairEncoder
+from everwarm.text.character_bpe import CharacterPairEncoder
 from everwarm.text.least import LeastTokens, without_replaced
 from everwarm.text.pretokenizers import pretokenizer
 from everwarm.text.sentencepiece import SentencePiece
@@ -28,10 +29,11 @@ from everwarm.types import Metadata, Segment
 
 _log = logging.getLogger(__name__)
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_MODELS = ("gpt2", "llama", "gemma4")
 
 
 class Encoder(Protocol):
-    """What `gpt2` and `llama` vocabularies have in common: plain text in, ids out."""
+    """What `gpt2`, `llama` and `gemma4` vocabularies have in common: plain text in, ids out."""
 
     def encode(self, text: str) -> Iterator[list[int]]:
         """Slice by slice, so that whoever asks can stop."""
@@ -74,9 +76,19 @@ class Tokenizer:
         model = metadata.get("tokenizer.ggml.model")
         if model is None:
             raise TokenizerError("tokenizer.ggml.model is missing: the file holds no tokenizer")
-        if model not in ("gpt2", "llama"):
-            raise TokenizerError(f"tokenizer.ggml.model: {model!r} is not supported (known: gpt2, llama)")
+        if model not in _MODELS:
+            raise TokenizerError(f"tokenizer.ggml.model: {model!r} is not supported (known: {', '.join(_MODELS)})")
         encoder: Encoder
+        if "gemma4" in (model, metadata.get("tokenizer.ggml.pre")):  # some converters write `llama` or `gpt2` for model
+            vocabulary = read_vocabulary(metadata, default_ids={})
+            encoder = CharacterPairEncoder(vocabulary, strings(metadata, "tokenizer.ggml.merges"))
+            return cls(
+                vocabulary,
+                encoder,
+                add_bos=vocabulary.bos_id is not None,  # whatever the file says: the models need it
+                add_eos=flag(metadata, "tokenizer.ggml.add_eos_token", False),
+                space_prefix=False,
+            )
         if model == "gpt2":
             pre = pretokenizer(_pretokenizer_name(metadata))
             vocabulary = read_vocabulary(metadata, default_ids={"bos": 11, "eos": 11})

@@ -58,9 +58,12 @@ def read_vocabulary(metadata: Metadata, *, default_ids: Mapping[str, int]) -> Vo
     kinds = _kinds(metadata, len(texts))
 
     named = {role: _find(metadata, ids, kinds, role) for role in _NAMES}
-    for name in _EOG_NAMES:
-        if name in ids:
-            kinds[ids[name]] = Kind.CONTROL
+    ends = [name for name in _EOG_NAMES if name in ids]
+    for name in ends:
+        kinds[ids[name]] = Kind.CONTROL
+    if _GEMMA4_END in ends and _TAG_IN_GEMMA4 in ends:
+        ends.remove(_TAG_IN_GEMMA4)
+        kinds[ids[_TAG_IN_GEMMA4]] = Kind.NORMAL
 
     _check_special(texts, kinds)
     special = (Kind.CONTROL, Kind.UNKNOWN)
@@ -73,7 +76,7 @@ def read_vocabulary(metadata: Metadata, *, default_ids: Mapping[str, int]) -> Vo
         return id_
 
     eos_id = given("eos")
-    eog_ids = {ids[name] for name in _EOG_NAMES if name in ids}
+    eog_ids = {ids[name] for name in ends}
     eog_ids.update(id_ for role in _EOG_ROLES if (id_ := named[role]) is not None)
     if eos_id is not None:
         eog_ids.add(eos_id)
@@ -241,6 +244,9 @@ _EOG_NAMES = (
     *("<end_of_utterance>", "<|tool_response>", "<\uff5cend\u2581of\u2581sentence\uff5c>", "[e~["),
 )
 """Tokens that end a generation by their name, besides the ones that the file says."""
+
+_GEMMA4_END, _TAG_IN_GEMMA4 = "<|tool_response>", "</s>"
+"""In vocabularies that have the first, the second is a tag of HTML."""
 
 _END_IS_NOT_THE_END = (
     {"<|end|>", "<|return|>", "<|call|>"},

@@ -5,7 +5,6 @@ bytes read from disk are counted per process. The checksums of the pack are read
 """
 
 import json
-import math
 import os
 import resource
 import statistics
@@ -16,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from everwarm.bench.weights.requests import REQUESTS, WARMUP, WARMUP_TOKENS, ask, tokens_each
 from everwarm.errors import ConfigError, EverwarmError
 
 FORMS = {"packed": "native", "f32": "reference"}
@@ -24,7 +24,6 @@ FORMS = {"packed": "native", "f32": "reference"}
 NO_CACHE = "none"
 FILE, PACK = "file", "pack"
 
-WARMUP, REQUESTS, WARMUP_TOKENS = 2, 3, 4
 _UNCACHED_TOKENS = 3  # of each request without a cache, where a token can take seconds
 
 
@@ -81,11 +80,6 @@ def measure(setup: Setup) -> Row:
     return Row(**json.loads(done.stdout.splitlines()[-1]))
 
 
-def prompt(tokens: int, vocab: int, number: int) -> list[int]:
-    """Another prompt for each request, so that none is answered from what an earlier one left behind."""
-    return [(i * 7919 + 13 + 101 * number) % min(vocab, 20000) for i in range(tokens)]
-
-
 def run(setup: Setup) -> Row:
     """Warm up, then measure."""
     from everwarm.llm import load
@@ -112,14 +106,10 @@ def run(setup: Setup) -> Row:
             room = Buffers(limit=2 * max(source.sizes.values()))
             llm.model = Transformer(llm.config, Uncached(source, room), llm.backend)
         loaded_rss, loaded_anonymous = memory("VmRSS"), memory("RssAnon")
-        each = _UNCACHED_TOKENS if setup.policy == NO_CACHE else math.ceil(setup.passes / REQUESTS)
-        vocab = llm.config.vocab_size
+        each = _UNCACHED_TOKENS if setup.policy == NO_CACHE else tokens_each(setup.passes)
 
         def request(number: int, tokens: int, on_event: Callable[[object], None] | None = None) -> tuple[float, float]:
-            ids = prompt(setup.prompt_tokens, vocab, number)
-            done = llm.generate(
-                tokens=ids, max_tokens=tokens, ignore_eos=True, temperature=0.0, on_event=on_event, cache=False
-            )
+            done = ask(llm, setup.prompt_tokens, number, tokens, on_event)
             return done.ttft_s, done.decode_tok_s or 1 / done.ttft_s
 
         cold_ttft = request(0, WARMUP_TOKENS if setup.policy != NO_CACHE else 1)[0]

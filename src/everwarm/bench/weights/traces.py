@@ -2,27 +2,30 @@
 
 The cache is the real one. On synthetic traces its source is a stand-in with the model's sizes that builds nothing, the
 clock is ours, a tensor costs time in proportion to its size, and nothing is read ahead: so the figures are the same in
-every run. The trace of a real forward pass is recorded from the model itself.
+every run. The trace of real requests is recorded from the model itself: which experts it uses depends on its tokens.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
 
 from everwarm.bench.weights import optimum
+from everwarm.bench.weights.requests import REQUESTS, WARMUP, WARMUP_TOKENS, ask, tokens_each
 from everwarm.kernels.backend import F32, Weight
 from everwarm.llm import LLM
 from everwarm.model.transformer import Span, Transformer
 from everwarm.weights.cache.cache import WeightCache
+from everwarm.weights.cache.place import is_expert
 from everwarm.weights.cache.policy import POLICIES
 from everwarm.weights.cache.stats import Counts
 from everwarm.weights.memory import Buffers
 from everwarm.weights.pack.source import Built, Source
 
 REQUEST = 4  # passes after which the cache may plan again, as after a generation
-WARMUP, MEASURED = 4, 4  # requests
+REPLAYED_WARMUP, REPLAYED = 4, 4  # requests
 WINDOW_S = 60.0  # a pass takes a second, so all of a run is seen
 ZIPF = 1.0
 _SEED = 1
@@ -71,27 +74,53 @@ class Recorder(Uncached):
         return super().get(name)
 
 
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """The tensors that some requests use, in order."""
+
+    names: list[str]
+    warmup: int  # so many of them before anything is measured
+
+
 def record_pass(llm: LLM) -> list[str]:
     """The tensors that one decoded token uses, in order."""
-    recorder = Recorder(llm._source)
-    model = Transformer(llm.config, recorder, llm.backend)
-    with closing(llm.new_kv()) as kv:
+    with closing(Recorder(llm._source)) as recorder, closing(llm.new_kv()) as kv:
+        model = Transformer(llm.config, recorder, llm.backend)
         recorder.trace.clear()
         model.forward([Span([1], kv, 0)])
-    recorder.close()
-    return recorder.trace
+        return recorder.trace
+
+
+def record_requests(llm: LLM, prompt_tokens: int, passes: int) -> Trace:
+    """What the requests of a row use (`row.run`). The model is not fit for anything else afterwards."""
+    with closing(Recorder(llm._source)) as recorder:
+        llm.model = Transformer(llm.config, recorder, llm.backend)
+        recorder.trace.clear()
+        for number in range(WARMUP):
+            ask(llm, prompt_tokens, number, WARMUP_TOKENS)
+        warmup = len(recorder.trace)
+        for number in range(WARMUP, WARMUP + REQUESTS):
+            ask(llm, prompt_tokens, number, tokens_each(passes))
+        return Trace(recorder.trace, warmup)
+
+
+def share_of_hot_experts(trace: Sequence[str], names: Collection[str]) -> float | None:
+    """How much of the use of experts falls on the quarter of them that is used most; None without experts."""
+    uses = Counter(name for name in trace if is_expert(name))
+    count = sum(map(is_expert, names)) // 4
+    return sum(number for _, number in uses.most_common(count)) / uses.total() if uses else None
 
 
 def synthetic_rows(sizes: Mapping[str, int], budgets: Sequence[float]) -> list[TraceRow]:
     """Every policy on a scan, random and skewed trace under every budget."""
-    names, passes = list(sizes), REQUEST * (WARMUP + MEASURED)
+    names, passes = list(sizes), REQUEST * (REPLAYED_WARMUP + REPLAYED)
     count = len(names) * passes
     traces = {
         "scan": optimum.scan(names, passes),
         "random": optimum.random_trace(names, count, _SEED),
         f"zipf {ZIPF:g}": optimum.zipf(names, count, ZIPF, _SEED),
     }
-    warmup = len(names) * REQUEST * WARMUP
+    warmup = len(names) * REQUEST * REPLAYED_WARMUP
     rows = []
     for kind, trace in traces.items():
         for share in budgets:
@@ -109,7 +138,7 @@ def replay(trace: Sequence[str], sizes: Mapping[str, int], budget: int, policy: 
     cache = WeightCache(StandIn(sizes), budget, policy, background=False, window_s=WINDOW_S, clock=clock)
     before = Counts()
     for number, start in enumerate(range(0, len(trace), len(sizes))):
-        if number == REQUEST * WARMUP:
+        if number == REQUEST * REPLAYED_WARMUP:
             before = cache.stats()
         with cache.computing():
             for name in trace[start : start + len(sizes)]:

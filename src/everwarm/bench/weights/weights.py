@@ -18,12 +18,19 @@ import numpy as np
 
 from everwarm.bench.speed import measure_ceiling
 from everwarm.bench.weights.optimum import optimum
-from everwarm.bench.weights.row import FILE, FORMS, NO_CACHE, PACK, WARMUP, Row, Setup, measure, prompt
-from everwarm.bench.weights.traces import TraceRow, record_pass, synthetic_rows
+from everwarm.bench.weights.requests import prompt
+from everwarm.bench.weights.row import FILE, FORMS, NO_CACHE, PACK, Row, Setup, measure
+from everwarm.bench.weights.traces import (
+    TraceRow,
+    record_pass,
+    record_requests,
+    share_of_hot_experts,
+    synthetic_rows,
+)
 from everwarm.errors import ConfigError
 from everwarm.llm import LLM, load
 from everwarm.weights.cache.cache import AHEAD, WeightCache
-from everwarm.weights.cache.place import largest_layer
+from everwarm.weights.cache.place import is_expert, largest_layer
 from everwarm.weights.cache.policy import POLICIES
 from everwarm.weights.memory import Buffers
 from everwarm.weights.pack.source import FileSource, PackSource
@@ -85,6 +92,7 @@ class Report:
     tensors: int
     least_budget: int
     uses_per_pass: int
+    hot_experts: float | None  # share of the uses of experts that falls on the quarter used most
     access: list[Access]
     traces: list[TraceRow]
     notes: list[str]
@@ -128,13 +136,14 @@ def run(asked: WeightsOptions, tell: Tell) -> Report:
                     f"--budgets {share:g}: {int(share * total):,} bytes are below what the largest layer of this model "
                     f"needs: give at least {least / total + 0.00005:.4f}"
                 )
-        tell("one forward pass, recorded")
-        trace = record_pass(llm)
+        uses_per_pass = len(record_pass(llm))
         tell("first and later uses")
         access = measure_access(llm)
+        tell("all requests, recorded")
+        trace = record_requests(llm, asked.prompt_tokens, asked.passes)
     partial = [share for share in asked.budgets if int(share * total) < total]
     tell("policies on synthetic traces")
-    traces = synthetic_rows(sizes, partial)
+    traces = [] if any(map(is_expert, sizes)) else synthetic_rows(sizes, partial)  # which experts? the requests know
     largest = max(sizes, key=sizes.__getitem__)
     notes = [
         f"{share:.0%}: {largest} alone ({sizes[largest]:,} bytes) exceeds the budget ({int(share * total):,}), and all "
@@ -158,7 +167,7 @@ def run(asked: WeightsOptions, tell: Tell) -> Report:
         tell(name)
         rows.append(RealRow(name, 0.0, 0.0, measure(setup(0.0, NO_CACHE, source=source))))
     for share in asked.budgets:
-        best = optimum(trace * (WARMUP + asked.passes), sizes, int(share * total), len(trace) * WARMUP)
+        best = optimum(trace.names, sizes, int(share * total), trace.warmup)
         for policy in POLICIES if share in partial else ("value",):
             tell(f"real requests: budget {share:g}, {policy}")
             name = policy if share in partial else "all kept"
@@ -174,8 +183,9 @@ def run(asked: WeightsOptions, tell: Tell) -> Report:
     for ahead in asked.ahead if partial else ():
         tell(f"real requests: {ahead} layers ahead")
         prefetch.append(measure(setup(min(partial), "value", ahead)))
+    hot = share_of_hot_experts(trace.names[trace.warmup :], sizes)
     return Report(
-        total, len(sizes), least, len(trace), access, traces, notes, rows,
+        total, len(sizes), least, uses_per_pass, hot, access, traces, notes, rows,
         min(partial) if prefetch else None, prefetch, recommend(prefetch),
     )  # fmt: skip
 

@@ -80,7 +80,7 @@ class WeightCache:
         )  # fmt: skip
         self._ready, self._hits = self._kept.ready, self._counters.hits  # all that a hit needs
         self._mapped = self._kept.holds_all
-        self._in_order = self._watched = self._kept.policy.needs_order and not self._mapped
+        self._in_order = self._watched = self._kept.needs_order
         self._unexpected = 0
         self._warned = self._closed = False
         self._before_release: list[Callable[[], None]] = []
@@ -153,6 +153,7 @@ class WeightCache:
             yield
         finally:
             now = self._clock.stop()
+            self._kept.end_pass()
             if self._counters.is_time(now):
                 with self._lock:
                     self._tell_tracker(now)
@@ -264,7 +265,7 @@ class WeightCache:
             self._kept.resize(checked)
             self._ring.drop_all_but(set())
             self._mapped = self._kept.holds_all
-            self._in_order = self._watched = self._kept.policy.needs_order and not self._mapped
+            self._in_order = self._watched = self._kept.needs_order
             moved = [name for name, pin in self._kept.pinned.items() if pin is None]
         self._load(moved)
         self._buffers.trim()
@@ -392,7 +393,7 @@ class WeightCache:
         while True:
             with self._lock:
                 if self._in_order:
-                    self._kept.policy.touch(name)
+                    self._kept.touch(name)
                 tensor = self._ready.get(name)
                 if tensor is not None:
                     self._hits[name] += 1
@@ -541,7 +542,7 @@ class WeightCache:
     def _note_hit(self, name: str) -> None:
         _log.debug("hit %s", name)
         if self._in_order:
-            self._kept.policy.touch(name)
+            self._kept.touch(name)
 
     def _tell_tracker(self, now: float) -> None:
         for name, uses in self._counters.new_uses():

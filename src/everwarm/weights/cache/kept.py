@@ -1,8 +1,9 @@
 """What is kept, and who has to go for it.
 
 In: sizes, a budget, a policy, what the tracker knows. Out: tensors by name. The one owner of what is kept, of what is
-pinned and of the policy's plan. Invariant: what is kept, and what room was made for, is within the budget; what is
-pinned stays. The cache calls it under its own lock; `ready` alone is read without.
+pinned and of the policy's plan. Experts take what other tensors leave of the budget (`experts`). Invariant: what is
+kept, and what room was made for, is within the budget; what is pinned stays. The cache calls it under its own lock;
+`ready` alone is read without.
 """
 
 import logging
@@ -10,8 +11,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from everwarm.kernels.backend import Weight
-from everwarm.weights.cache.place import outside_of_passes
+from everwarm.weights.cache.experts import HotExperts
+from everwarm.weights.cache.place import is_expert, outside_of_passes
 from everwarm.weights.cache.policy import POLICIES, Item
+from everwarm.weights.cache.streamed import Streamed
 from everwarm.weights.cache.tracker import AccessTracker
 from everwarm.weights.memory import U8, resident_share
 from everwarm.weights.pack.file import checksum
@@ -48,17 +51,34 @@ class Kept:
         self.data: dict[str, U8] = {}  # its bytes
         self.pinned: dict[str, Pin | None] = {}  # None: promised, not there yet
         self.bytes = 0  # of what is kept, and of what is coming
-        self.changes = 0  # of what is kept: who computes something from it knows when to do so again
+        self.streamed = Streamed(sizes)  # what is not kept
         self._coming: set[str] = set()  # room was made for these
         self._wanted: frozenset[str] | None = None  # the policy's plan; None before there is one
         self._refused: set[str] = set()  # what the policy would not keep, until it is asked for a plan again
         self._sizes, self._tracker, self._evictions = sizes, tracker, evictions
         self._total = sum(sizes.values())
+        apart = () if self.policy.sees_experts else filter(is_expert, sizes)
+        self._experts = HotExperts(tuple(apart), sizes, self.ready.keys(), self._evictable)
 
     @property
     def holds_all(self) -> bool:
         """Whether everything fits, so that nobody has to go."""
         return self._total <= self.budget
+
+    @property
+    def needs_order(self) -> bool:
+        """Whether `touch` has to be called for each use, and `end_pass` after each pass."""
+        return not self.holds_all and (self.policy.needs_order or bool(self._experts.names))
+
+    def touch(self, name: str) -> None:
+        """A use, hit or miss. A hit calls it without the lock."""
+        if name in self._experts.names:
+            self._experts.use(name)
+        else:
+            self.policy.touch(name)
+
+    def end_pass(self) -> None:
+        self._experts.end_pass()
 
     @property
     def pinned_bytes(self) -> int:
@@ -75,7 +95,8 @@ class Kept:
         assert name not in self.ready
         victims = self._victims(name)
         if victims is None:
-            self._refused.add(name)
+            if name not in self._experts.names:
+                self._refused.add(name)
             return False
         for victim in victims:
             self.evict(victim)
@@ -89,8 +110,9 @@ class Kept:
             self.give_up(name)
             return
         self._coming.discard(name)
+        if name not in self.ready:
+            self.streamed.keep(name)
         self.ready[name], self.data[name] = built.tensor, built.data
-        self.changes += 1
         if name in self.pinned and pin is not None:
             self.pinned[name] = pin
 
@@ -106,7 +128,7 @@ class Kept:
         _log.debug("evict %s", name)
         del self.ready[name], self.data[name]
         self.bytes -= self._sizes[name]
-        self.changes += 1
+        self.streamed.drop(name)
         self._evictions[name] += 1
         self._refused.clear()
         if name in self.pinned:
@@ -124,14 +146,15 @@ class Kept:
         for store in (self.ready, self.data, self.pinned):
             store.clear()
         self.bytes = sum(self._sizes[name] for name in self._coming)
-        self.changes += 1
+        self.streamed = Streamed(self._sizes)
 
     # Plans
 
     def plan(self) -> None:
         """Ask the policy what to keep, now that more is known about uses and costs."""
-        items = [self._item(name) for name in self._sizes if name not in self.pinned]
-        kept = [name for name in self.ready if name not in self.pinned]
+        apart = self.pinned.keys() | self._experts.names
+        items = [self._item(name) for name in self._sizes if name not in apart]
+        kept = [name for name in self.ready if name not in apart]
         plan = self.policy.plan(items, self.budget - self.pinned_bytes, kept)
         self._wanted = frozenset(plan)
         self._refused.clear()
@@ -184,13 +207,18 @@ class Kept:
             return []
         if name in self._refused:
             return None
+        if name in self._experts.names:
+            return self._experts.make_way(needed, newcomer=name)
         wanted = self._wanted
+        if wanted is not None and name not in wanted:
+            return None
+        leaving = self._experts.make_way_for_others(needed)
+        if leaving is not None:
+            return leaving
         if wanted is None:
             item = self._item if self.policy.replans else self._item_of_size
-            kept = {other: item(other) for other in self.ready}
+            kept = {other: item(other) for other in self.ready if other not in self._experts.names}
             return self.policy.admit(item(name), kept, self.budget - self.bytes, self._evictable)
-        if name not in wanted:
-            return None
         victims = self._cheapest(needed, among=lambda other: other not in wanted)
         return victims if sum(self._sizes[victim] for victim in victims) >= needed else None
 

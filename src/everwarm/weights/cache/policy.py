@@ -46,6 +46,7 @@ class Policy(Protocol):
 
     name: str
     needs_order: bool  # whether `touch` matters to it
+    sees_experts: bool  # whether experts are to it like any other tensor; else `experts` decides about them
     replans: bool  # whether a plan may be anything else than what is kept and fits
 
     def touch(self, name: str) -> None:
@@ -69,6 +70,7 @@ class ValuePolicy:
 
     name = "value"
     needs_order = False
+    sees_experts = False
     replans = True
 
     def touch(self, name: str) -> None:
@@ -117,6 +119,7 @@ class LRUPolicy:
 
     name = "lru"
     needs_order = True
+    sees_experts = True
     replans = False
 
     def __init__(self) -> None:
@@ -152,6 +155,7 @@ class PinnedPrefixPolicy:
 
     name = "pinned-prefix"
     needs_order = False
+    sees_experts = True
     replans = False
 
     def touch(self, name: str) -> None:

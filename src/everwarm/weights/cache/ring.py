@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from everwarm.kernels.backend import Weight
 from everwarm.weights.cache.kept import Kept
-from everwarm.weights.cache.place import coming, experts_by_layer, ring_bytes, stages
+from everwarm.weights.cache.place import coming, stages
 from everwarm.weights.memory import InUse
 from everwarm.weights.pack.source import Built
 
@@ -52,7 +52,6 @@ class Ring:
         self.ahead = ahead
         self.layers: Mapping[int, int]  # to stages
         self.stages, self.layers = stages(sizes)
-        self._experts = experts_by_layer(sizes)
         self._expected: frozenset[str] = frozenset()  # experts that a layer ahead may use
         self.flights: dict[str, Flight] = {}
         self._background, self._sizes, self._kept, self._in_use = background, sizes, kept, in_use
@@ -61,22 +60,13 @@ class Ring:
         self._queue: dict[str, None] = {}  # in order
         self._worker: threading.Thread | None = None
         self._closed = False
-        self._size, self._sized_at = 0, -1
 
     @property
     def size(self) -> int:
         """Most that may be on its way: what is streamed of the layer in use and of those that are read ahead, and the
         experts of one layer.
         """
-        if self._sized_at != self._kept.changes:
-            self._sized_at = self._kept.changes
-            ready = self._kept.ready
-            streamed = [sum(self._sizes[name] for name in stage if name not in ready) for stage in self.stages]
-            experts = [
-                sum(self._sizes[name] for name in names if name not in ready) for names in self._experts.values()
-            ]
-            self._size = ring_bytes(streamed, self.ahead) + max(experts, default=0)
-        return self._size
+        return self._kept.streamed.ring_bytes(self.ahead)
 
     def enter(self, layer: int) -> None:
         """The computation begins with this layer: forget what is behind it, read what lies ahead."""
