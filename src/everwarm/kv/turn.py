@@ -184,7 +184,8 @@ class Turn:
         receipt.diverged_at_char = diverged_at_char
         receipt.tokens_digest = hashlib.blake2b(self._tokens, digest_size=16).hexdigest()
         marks = self._context.marks
-        self._marks = sorted({*marks.positions(self._tokens), marks.last(len(tokens))})
+        if marks.every:
+            self._marks = sorted({*marks.positions(self._tokens), marks.last(len(tokens))})
         matched, nodes = self._find()
         receipt.lookup_s = time.perf_counter() - started
         why = self._take(matched, nodes, receipt)
