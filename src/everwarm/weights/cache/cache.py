@@ -153,7 +153,8 @@ class WeightCache:
             yield
         finally:
             now = self._clock.stop()
-            self._kept.end_pass()
+            if not self._mapped:
+                self._kept.end_pass()
             if self._counters.is_time(now):
                 with self._lock:
                     self._tell_tracker(now)
