@@ -1,13 +1,14 @@
 """Make GGUF files of random weights in the shape of models that no one has to download, to measure speed with.
 
-    python benchmarks/make_shapes.py TOKENIZER.gguf OUT.gguf moe|skewed|mla|gemma3
+    python benchmarks/make_shapes.py TOKENIZER.gguf OUT.gguf moe|skewed|mla|gemma3|qwen35
 
 Speed depends on shapes and tensor types, not on what the weights say. `moe` has about 1B active of 4B parameters (32
 experts, 4 of them for each token). `skewed` has the same experts in fewer and narrower layers (about 1.3B parameters),
 and its router prefers some of them: the k-th most popular expert of a layer is about 1 / k as likely as the first. The
 weight cache is measured with it. `mla` is DeepSeek-V2-Lite with fewer and smaller experts (about 1B), `gemma3` has the
-shape of Gemma 3 1B. The tokenizer is that of the GGUF given. Types are those of a Q4_K_M file: Q4_K, Q6_K for half of
-the values and down projections and for the output, Q5_0 where rows are no multiple of 256.
+shape of Gemma 3 1B, `qwen35` that of Qwen 3.5 0.8B with another vocabulary. The tokenizer is that of the GGUF given.
+Types are those of a Q4_K_M file: Q4_K, Q6_K for half of the values and down projections and for the output, Q5_0 where
+rows are no multiple of 256.
 """
 
 import argparse
@@ -140,13 +141,54 @@ def gemma3(vocabulary: int) -> tuple[str, dict[str, Any], Shapes]:
     return "gemma3", keys, tensors()
 
 
-SHAPES = {"moe": moe, "skewed": partial(moe, skewed=True), "mla": mla, "gemma3": gemma3}
+def qwen35(vocabulary: int) -> tuple[str, dict[str, Any], Shapes]:
+    width, layers, heads, kv_heads, head_dim, hidden, states, state = 1024, 24, 8, 2, 256, 3584, 16, 128
+    inner = states * state
+    keys = {
+        "block_count": layers, "context_length": 32768, "embedding_length": width, "feed_forward_length": hidden,
+        "attention.head_count": heads, "attention.head_count_kv": kv_heads, "attention.key_length": head_dim,
+        "attention.value_length": head_dim, "attention.layer_norm_rms_epsilon": 1e-6, "rope.freq_base": 1e7,
+        "rope.dimension_count": 64, "rope.dimension_sections": [11, 11, 10, 0], "full_attention_interval": 4,
+        "ssm.conv_kernel": 4, "ssm.state_size": state, "ssm.group_count": states, "ssm.time_step_rank": states,
+        "ssm.inner_size": inner,
+    }  # fmt: skip
+
+    def tensors() -> Shapes:
+        yield "token_embd.weight", (vocabulary, width)
+        for layer in range(layers):
+            block = f"blk.{layer}"
+            yield f"{block}.attn_norm.weight", (width,)
+            yield f"{block}.post_attention_norm.weight", (width,)
+            yield from dense(block, width, hidden)
+            if (layer + 1) % 4 == 0:
+                yield f"{block}.attn_q.weight", (2 * heads * head_dim, width)
+                yield f"{block}.attn_k.weight", (kv_heads * head_dim, width)
+                yield f"{block}.attn_v.weight", (kv_heads * head_dim, width)
+                yield f"{block}.attn_output.weight", (width, heads * head_dim)
+                yield f"{block}.attn_q_norm.weight", (head_dim,)
+                yield f"{block}.attn_k_norm.weight", (head_dim,)
+                continue
+            yield f"{block}.attn_qkv.weight", (3 * inner, width)
+            yield f"{block}.attn_gate.weight", (inner, width)
+            yield f"{block}.ssm_conv1d.weight", (3 * inner, 4)
+            yield f"{block}.ssm_a", (states,)
+            yield f"{block}.ssm_dt.bias", (states,)
+            yield f"{block}.ssm_beta.weight", (states, width)
+            yield f"{block}.ssm_alpha.weight", (states, width)
+            yield f"{block}.ssm_norm.weight", (state,)
+            yield f"{block}.ssm_out.weight", (width, inner)
+        yield "output_norm.weight", (width,)
+
+    return "qwen35", keys, tensors()
+
+
+SHAPES = {"moe": moe, "skewed": partial(moe, skewed=True), "mla": mla, "gemma3": gemma3, "qwen35": qwen35}
 ROUTER = 0.02  # deviation of its weights
 
 
 def type_of(name: str, shape: tuple[int, ...], layer: int) -> gguf.GGMLQuantizationType:
     kinds = gguf.GGMLQuantizationType
-    if len(shape) == 1 or "ffn_gate_inp" in name:
+    if len(shape) == 1 or "ffn_gate_inp" in name or "ssm_conv1d" in name:
         return kinds.F32
     if shape[-1] % 256:
         return kinds.Q5_0
@@ -181,8 +223,8 @@ def main() -> None:
     writer = gguf.GGUFWriter(options.out, architecture)
     writer.add_name(f"random {options.shape}")
     for key, value in keys.items():
-        add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
-        add(f"{architecture}.{key}", value)
+        kinds = {float: writer.add_float32, int: writer.add_uint32, list: writer.add_array}
+        kinds[type(value)](f"{architecture}.{key}", value)
     for name, field in fields.items():
         if field.types[0] == gguf.GGUFValueType.ARRAY:
             writer.add_array(name, field.contents())
@@ -198,6 +240,8 @@ def main() -> None:
         if kind == gguf.GGMLQuantizationType.F32:
             if name.endswith("ffn_gate_inp.bias"):
                 data = popularity(*shape, keys["embedding_length"], rng)
+            elif name.endswith("ssm_a"):
+                data = -np.ones(shape)
             else:
                 data = np.ones(shape) if len(shape) == 1 else rng.standard_normal(shape) * ROUTER
             writer.add_tensor(name, data.astype(np.float32))
