@@ -520,14 +520,20 @@ void product_panels(const Product& product, int panel, const QuantRows& q, const
     float_rows<P>(*product.floats, panel, x + size_t(first) * product.floats->inputs, count, use_with(product.floats->outputs));
 }
 
-// A piece of work is some pairs of panels: small enough to share evenly. With few rows it is a piece of memory whose beginning comes
-// slowly, so small matrices are cut into fewer.
+// Work is cut into pieces of some pairs of panels, as many for each thread, as equal as can be. With few rows a piece is memory whose
+// beginning comes slowly, so small matrices are cut into fewer.
 constexpr size_t PIECE_BYTES = 256 << 10;
-inline int pairs_per_piece(Pool& pool, int pairs, int rows, size_t bytes) {
-  const size_t least = 2 * pool.threads(), most = 8 * pool.threads();
-  const size_t pieces = rows > PACKED_TILE || bytes / PIECE_BYTES > most ? most : bytes / PIECE_BYTES < least ? least : bytes / PIECE_BYTES;
-  return pairs / int(pieces) > 0 ? pairs / int(pieces) : 1;
-}
+struct Pieces {
+  int pairs, count;
+
+  Pieces(Pool& pool, int all_pairs, int rows, size_t bytes) : pairs(all_pairs) {
+    const size_t threads = pool.threads(), least = 2 * threads, most = 8 * threads;
+    const size_t wanted = rows > PACKED_TILE ? most : std::clamp(round_up(bytes / PIECE_BYTES, threads), least, most);
+    count = int(std::min(wanted, size_t(pairs)));
+  }
+  int begin(int piece) const { return int(int64_t(pairs) * piece / count); }
+  int largest() const { return (pairs + count - 1) / count; }
+};
 
 void products(Pool& pool, const QuantRows* q, const float* x, int rows, int inputs, const Product* list, int count) {
   if (rows <= 0) return;
@@ -538,14 +544,14 @@ void products(Pool& pool, const QuantRows* q, const float* x, int rows, int inpu
     pairs += (panels_of(list[i]) + 1) / 2;
     bytes += list[i].quantised ? list[i].quantised->bytes() : list[i].floats->bytes();
   }
-  const int step = pairs_per_piece(pool, pairs, rows, bytes);
+  const Pieces pieces(pool, pairs, rows, bytes);
   const int block = row_block(inputs);
   for (int first = 0; first < rows; first += block) {
     const int some = rows - first < block ? rows - first : block;
     const QuantRows part = q ? rows_from(*q, first, some) : QuantRows{};
     const std::optional<Outliers> outliers = q ? std::optional<Outliers>(part) : std::nullopt;
-    pool.run((pairs + step - 1) / step, [&](int chunk, int) {
-      for (int pair = chunk * step; pair < pairs && pair < (chunk + 1) * step; pair++) {
+    pool.run(pieces.count, [&](int piece, int) {
+      for (int pair = pieces.begin(piece); pair < pieces.begin(piece + 1); pair++) {
         int i = 0, local = pair;
         while (local >= (panels_of(list[i]) + 1) / 2) local -= (panels_of(list[i++]) + 1) / 2;
         const int panel = 2 * local;
@@ -574,9 +580,9 @@ void grouped_products(Pool& pool, const QuantRows* q, const float* x, int inputs
     if (product.quantised) parts[i] = rows_from(*q, groups[i].first, groups[i].rows), outliers[i].emplace(parts[i]);
   }
   if (!pairs || !most) return;
-  const int step = pairs_per_piece(pool, pairs, most, bytes);
-  pool.run((pairs + step - 1) / step, [&](int chunk, int) {
-    for (int pair = chunk * step; pair < pairs && pair < (chunk + 1) * step; pair++) {
+  const Pieces pieces(pool, pairs, most, bytes);
+  pool.run(pieces.count, [&](int piece, int) {
+    for (int pair = pieces.begin(piece); pair < pieces.begin(piece + 1); pair++) {
       const int i = int(std::upper_bound(ends.begin(), ends.end(), pair) - ends.begin());
       const RowGroup& group = groups[i];
       if (!group.rows) continue;
@@ -591,35 +597,8 @@ void grouped_products(Pool& pool, const QuantRows* q, const float* x, int inputs
   });
 }
 
-// activation(x Gate^T) * (x Up^T), quantised as it is computed: a pair of panels is one group of 32 of the next product's inputs.
-void gated(Pool& pool, const QuantRows& x, const Weight& gate, const Weight& up, Activation activation, const QuantOut& out) {
-  const int pairs = gate.outputs / GROUP, groups = pairs;
-  const int step = pairs_per_piece(pool, pairs, x.rows, gate.bytes() + up.bytes());
-  const int block = row_block(x.inputs);
-  for (int first = 0; first < x.rows; first += block) {
-    const QuantRows some = rows_from(x, first, x.rows - first < block ? x.rows - first : block);
-    const Outliers outliers(some);
-    pool.run((pairs + step - 1) / step, [&](int chunk, int) {
-      static thread_local std::vector<float> gates;
-      gates.resize(size_t(some.rows) * GROUP);
-      for (int pair = chunk * step; pair < pairs && pair < (chunk + 1) * step; pair++) {
-        any_form_rows<2>(gate, 2 * pair, some, outliers, scratch_of_thread(), [&](int row, int count, const F32(*acc)[2]) {
-          for (int t = 0; t < count; t++)
-            for (int p = 0; p < 2; p++) store(&gates[(row + t) * GROUP + p * PANEL], acc[t][p]);
-        });
-        any_form_rows<2>(up, 2 * pair, some, outliers, scratch_of_thread(), [&](int row, int count, const F32(*acc)[2]) {
-          for (int t = 0; t < count; t++) {
-            const float* g = &gates[(row + t) * GROUP];
-            const size_t at = size_t(first + row + t) * groups + pair;
-            quantize_group(gate_up(load(g), acc[t][0], activation), gate_up(load(g + PANEL), acc[t][1], activation), out, at);
-          }
-        });
-      }
-    });
-  }
-}
-
-// The same for different matrices with different rows, which all have as many inputs and outputs.
+// activation(x Gate^T) * (x Up^T), quantised as it is computed: a pair of panels is one group of 32 of the next product's inputs. Different
+// matrices with different rows, which all have as many inputs and outputs.
 void grouped_gated(Pool& pool, const QuantRows& x, const GateGroup* groups, int count, Activation activation, const QuantOut& out) {
   if (!count) return;
   const int pairs = groups[0].gate->outputs / GROUP;  // of each group
@@ -632,28 +611,47 @@ void grouped_gated(Pool& pool, const QuantRows& x, const GateGroup* groups, int 
     bytes += groups[i].gate->bytes() + groups[i].up->bytes();
     most = groups[i].rows > most ? groups[i].rows : most;
   }
-  const int all = pairs * count, step = pairs_per_piece(pool, all, most, bytes);
-  pool.run((all + step - 1) / step, [&](int chunk, int) {
+  const Pieces pieces(pool, pairs * count, most, bytes);
+  // Few rows wait for memory, which is fastest when it is read in order: all gates of a piece, then what stands beside them.
+  const int at_once = most <= PACKED_TILE ? pieces.largest() : 1;
+  const auto biased = [](F32 acc, const float* bias, int at) { return bias ? ::everwarm::EVERWARM_ISA::add(acc, load(bias + at)) : acc; };
+  const auto compute_gate = [&](int task, float* gates) {
+    const int i = task / pairs, pair = task % pairs;
+    const float* bias = groups[i].gate_bias;
+    any_form_rows<2>(*groups[i].gate, 2 * pair, parts[i], outliers[i], scratch_of_thread(), [&](int row, int rows, const F32(*acc)[2]) {
+      for (int t = 0; t < rows; t++)
+        for (int p = 0; p < 2; p++) store(gates + (row + t) * GROUP + p * PANEL, biased(acc[t][p], bias, pair * GROUP + p * PANEL));
+    });
+  };
+  const auto compute_up = [&](int task, const float* gates) {
+    const int i = task / pairs, pair = task % pairs;
+    const float* bias = groups[i].up_bias;
+    any_form_rows<2>(*groups[i].up, 2 * pair, parts[i], outliers[i], scratch_of_thread(), [&](int row, int rows, const F32(*acc)[2]) {
+      for (int t = 0; t < rows; t++) {
+        F32 both[2];
+        for (int p = 0; p < 2; p++)
+          both[p] = gate_up(load(gates + (row + t) * GROUP + p * PANEL), biased(acc[t][p], bias, pair * GROUP + p * PANEL), activation);
+        quantize_group(both[0], both[1], out, size_t(groups[i].first + row + t) * pairs + pair);
+      }
+    });
+  };
+  pool.run(pieces.count, [&](int piece, int) {
     static thread_local std::vector<float> gates;
-    gates.resize(size_t(most) * GROUP);
-    for (int task = chunk * step; task < all && task < (chunk + 1) * step; task++) {
-      const int i = task / pairs, pair = task % pairs;
-      const GateGroup& group = groups[i];
-      const auto biased = [&](F32 acc, const float* bias, int p) {
-        return bias ? ::everwarm::EVERWARM_ISA::add(acc, load(bias + pair * GROUP + p * PANEL)) : acc;
-      };
-      any_form_rows<2>(*group.gate, 2 * pair, parts[i], outliers[i], scratch_of_thread(), [&](int row, int count, const F32(*acc)[2]) {
-        for (int t = 0; t < count; t++)
-          for (int p = 0; p < 2; p++) store(&gates[(row + t) * GROUP + p * PANEL], biased(acc[t][p], group.gate_bias, p));
-      });
-      any_form_rows<2>(*group.up, 2 * pair, parts[i], outliers[i], scratch_of_thread(), [&](int row, int count, const F32(*acc)[2]) {
-        for (int t = 0; t < count; t++) {
-          const float* g = &gates[(row + t) * GROUP];
-          const size_t at = size_t(group.first + row + t) * pairs + pair;
-          quantize_group(gate_up(load(g), biased(acc[t][0], group.up_bias, 0), activation),
-                         gate_up(load(g + PANEL), biased(acc[t][1], group.up_bias, 1), activation), out, at);
-        }
-      });
+    const size_t each = size_t(most) * GROUP;
+    gates.resize(each * at_once);
+    const int end = pieces.begin(piece + 1);
+    for (int first = pieces.begin(piece); first < end; first += at_once) {
+      const int some = end - first < at_once ? end - first : at_once;
+      for (int n = 0; n < some; n++) compute_gate(first + n, &gates[n * each]);
+      for (int n = 0; n < some; n++) compute_up(first + n, &gates[n * each]);
     }
   });
+}
+
+void gated(Pool& pool, const QuantRows& x, const Weight& gate, const Weight& up, Activation activation, const QuantOut& out) {
+  const int block = row_block(x.inputs);
+  for (int first = 0; first < x.rows; first += block) {
+    const GateGroup some{first, x.rows - first < block ? x.rows - first : block, &gate, &up, nullptr, nullptr};
+    grouped_gated(pool, x, &some, 1, activation, out);
+  }
 }
