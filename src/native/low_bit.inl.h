@@ -67,20 +67,20 @@ template <Codes C>
   if constexpr (C == Codes::iq4 || C == Codes::fp4) {
     const Bytes levels = load_sixteen(levels_of<C>());
     for (int j = 0; j < 4; j++) {
-      const Bytes both = load_bytes(p + 64 * j);
+      const Bytes both = hold(load_bytes(p + 64 * j));
       out[j] = look_up(levels, low_nibbles(both));
       out[j + 4] = look_up(levels, high_nibbles(both));
     }
   }
   if constexpr (C == Codes::two || C == Codes::three) {
     for (int half = 0; half < 2; half++) {
-      const Bytes four = load_bytes(p + 64 * half);
+      const Bytes four = hold(load_bytes(p + 64 * half));
       Bytes* to = out + 4 * half;
       to[0] = pair_of_bits<0>(four), to[1] = pair_of_bits<1>(four), to[2] = pair_of_bits<2>(four), to[3] = pair_of_bits<3>(four);
     }
   }
   if constexpr (C == Codes::three) {
-    const Bytes thin = load_bytes(w.thin + size_t(group) * 64);
+    const Bytes thin = hold(load_bytes(w.thin + size_t(group) * 64));
     add_bit<0, 2>(out[0], thin), add_bit<1, 2>(out[1], thin), add_bit<2, 2>(out[2], thin), add_bit<3, 2>(out[3], thin);
     add_bit<4, 2>(out[4], thin), add_bit<5, 2>(out[5], thin), add_bit<6, 2>(out[6], thin), add_bit<7, 2>(out[7], thin);
   }

@@ -13,18 +13,18 @@ template <Codes C>
     return;
   }
   for (int j = 0; j < 4; j++) {
-    const Bytes both = load_bytes(p + 64 * j);
+    const Bytes both = hold(load_bytes(p + 64 * j));
     out[j] = low_nibbles(both);
     out[j + 4] = high_nibbles(both);
   }
   if constexpr (C == Codes::five) {
-    const Bytes thin = load_bytes(w.thin + size_t(group) * 64);
+    const Bytes thin = hold(load_bytes(w.thin + size_t(group) * 64));
     add_bit<0>(out[0], thin), add_bit<1>(out[1], thin), add_bit<2>(out[2], thin), add_bit<3>(out[3], thin);
     add_bit<4>(out[4], thin), add_bit<5>(out[5], thin), add_bit<6>(out[6], thin), add_bit<7>(out[7], thin);
   }
   if constexpr (C == Codes::six) {
     const uint8_t* q = w.thin + size_t(group) * 128;
-    const Bytes low = load_bytes(q), high = load_bytes(q + 64);
+    const Bytes low = hold(load_bytes(q)), high = hold(load_bytes(q + 64));
     add_pair<0>(out[0], low), add_pair<1>(out[1], low), add_pair<2>(out[2], low), add_pair<3>(out[3], low);
     add_pair<0>(out[4], high), add_pair<1>(out[5], high), add_pair<2>(out[6], high), add_pair<3>(out[7], high);
   }
@@ -33,6 +33,11 @@ template <Codes C>
 // Scales and minima of a group: one for all of it, or one for each half.
 constexpr int halves_of(Scales s) { return s == Scales::super || s == Scales::odd_16 || s == Scales::float8 ? 2 : 1; }
 constexpr int minima_of(Scales s) { return s == Scales::fours_min ? 2 : has_minimum(s) ? 1 : 0; }
+
+inline F32 load_super_scale(const PanelPlanes& w, int group, int half) {
+  const int8_t* small = reinterpret_cast<const int8_t*>(w.small + (size_t(group) * 2 + half) * PANEL);
+  return mul(load_f16(w.half + group / (SUPER / GROUP) * PANEL), load_i8(small));
+}
 
 template <Scales S, int STEPS>
 [[gnu::always_inline]] inline void load_scales(const PanelPlanes& w, int group, F32 scale[2], F32 minimum[2]) {
@@ -48,12 +53,7 @@ template <Scales S, int STEPS>
     scale[0] = mul(load_f16(super), load_u8(small));
     minimum[0] = sub(splat(0.f), mul(load_f16(super + PANEL), load_u8(small + PANEL)));
   }
-  if constexpr (S == Scales::super) {
-    const F32 d = load_f16(half + group / (SUPER / GROUP) * PANEL);
-    const int8_t* small = reinterpret_cast<const int8_t*>(w.small + size_t(group) * 2 * PANEL);
-    scale[0] = mul(d, load_i8(small));
-    scale[1] = mul(d, load_i8(small + PANEL));
-  }
+  if constexpr (S == Scales::super) scale[0] = load_super_scale(w, group, 0), scale[1] = load_super_scale(w, group, 1);
   load_low_bit_scales<S, STEPS>(w, group, scale, minimum);
 }
 
@@ -64,33 +64,51 @@ template <Codes C, Scales S>
   load_scales<S, steps_of(C)>(w, group, scale, minimum);
 }
 
-// Outliers of some rows, row by row.
+// Rows of the next tile if `left` rows are left: TILE_ROWS, then 4, 2 and 1.
+constexpr int tile_rows(int left) {
+  int rows = TILE_ROWS;
+  while (rows > left) rows = rows > 4 ? 4 : rows / 2;
+  return rows;
+}
+
+// Outliers of some rows.
 struct Outliers {
   struct One {
-    int input;
+    unsigned input;
     float value;
+    int row;  // in its tile
   };
-  std::vector<One> all;
-  std::vector<int> starts;  // of each row in `all`, and the end
+  std::vector<One> by_row;    // row after row
+  std::vector<One> in_turns;  // tile after tile; the rows of a tile take turns, so that their sums do not wait for each other
+  std::vector<int> starts;    // of each row in `by_row`, and the end; of each tile in `in_turns`
 
   explicit Outliers(const QuantRows& x) {
     const int groups = x.inputs / GROUP;
     starts.reserve(x.rows + 1);
     for (int r = 0; r < x.rows; r++) {
-      starts.push_back(int(all.size()));
+      starts.push_back(int(by_row.size()));
       for (int g = 0; g < groups; g++) {
         const size_t at = size_t(r) * groups + g;
-        if (x.outlier_at[at] >= 0) all.push_back({g * GROUP + x.outlier_at[at], x.outlier[at]});
+        if (x.outlier_at[at] >= 0) by_row.push_back({unsigned(g * GROUP + x.outlier_at[at]), x.outlier[at], 0});
       }
     }
-    starts.push_back(int(all.size()));
+    starts.push_back(int(by_row.size()));
+    if (x.rows == 1) return;
+    in_turns.reserve(by_row.size());
+    for (int first = 0; first < x.rows; first += tile_rows(x.rows - first)) {
+      const int rows = tile_rows(x.rows - first);
+      for (int turn = 0; int(in_turns.size()) < starts[first + rows]; turn++)
+        for (int t = 0; t < rows; t++)
+          if (const int at = starts[first + t] + turn; at < starts[first + t + 1])
+            in_turns.push_back({by_row[at].input, by_row[at].value, t});
+    }
   }
 };
 
 // The weights of one input for the sixteen outputs of a panel.
 template <Codes C, Scales S>
-inline F32 column(const PanelPlanes& w, int zero, int input) {
-  const int g = input / GROUP, vector = input % GROUP / 4, byte = input % 4 * 8;
+[[gnu::always_inline]] inline F32 column(const PanelPlanes& w, int zero, unsigned input) {
+  const unsigned g = input / GROUP, vector = input % GROUP / 4, byte = input % 4 * 8;
   I32 code;
   if constexpr (is_low_bit(C)) {
     code = low_bit_code<C>(w, g, vector, byte);
@@ -104,6 +122,7 @@ inline F32 column(const PanelPlanes& w, int zero, int input) {
   if constexpr (C == Codes::six)
     c = fma(to_f32(field(load_bytes(w.thin + size_t(g) * 128 + 64 * (vector / 4)), byte + vector % 4 * 2, 3)), splat(16.f), c);
   if constexpr (is_folded(S)) c = mul(c, to_f32(small_scales<S>(w, g, vector / 4)));
+  if constexpr (S == Scales::super) return mul(c, load_super_scale(w, g, vector / 4));
   F32 scale[2], minimum[2];
   load_scales<S, steps_of(C)>(w, g, scale, minimum);
   const F32 s = scale[halves_of(S) == 2 ? vector / 4 : 0];
@@ -125,38 +144,48 @@ inline I32 dot_any(I32 acc, Bytes codes, Bytes x) {
 
 constexpr int SLICE = 64;  // groups of a panel pair that are unpacked at a time: 64 KiB of codes, for all rows
 
-// A slice of a panel pair, unpacked for many rows: codes [group][8][P][64], scales [group][halves][P][16], minima [group][minima][P][16].
-struct Slice {
-  alignas(64) uint8_t codes[SLICE * 2 * 512];
-  alignas(64) float scales[SLICE * 2 * 2 * PANEL], minima[SLICE * 2 * 2 * PANEL];
+// A panel pair, unpacked for many rows: codes [group][8][P][64], scales [group][halves][P][16], minima [group][minima][P][16].
+struct Unpacked {
+  const uint8_t* codes;
+  const float *scales, *minima;
 };
 
+// Memory for it. All groups are kept until the end, because the weights of outliers are needed then.
 struct Scratch {
-  Slice slice;
-  std::vector<Slice> slices;  // all of a panel pair, where unpacking again for an outlier would cost too much
-  std::vector<float> sums;    // of the slices so far, [row][P][16]
+  struct alignas(64) Line {
+    uint8_t bytes[64];
+  };
+  std::vector<Line> codes, scales, minima;
+  std::vector<Line> sums;  // of the slices so far, [row][P][16]
+
+  // At least so many lines; what they held may be lost.
+  static uint8_t* lines(std::vector<Line>& memory, size_t count) {
+    if (memory.size() < count) memory.resize(count);
+    return memory[0].bytes;
+  }
+  static float* floats(std::vector<Line>& memory, size_t count) { return reinterpret_cast<float*>(lines(memory, count)); }
 };
 
 template <Codes C, Scales S, int P>
-void unpack(const Weight& w, int panel, int first, int count, Slice& out) {
+void unpack(const Weight& w, int panel, int first, int count, uint8_t* all_codes, float* scales, float* minima) {
   constexpr int H = halves_of(S), M = minima_of(S);
   for (int p = 0; p < P; p++) {
     const PanelPlanes planes(w, panel + p);
-    for (int g = 0; g < count; g++) {
+    for (int g = first; g < first + count; g++) {
       Bytes codes[8];
       F32 scale[2], minimum[2];
-      load_group<C, S>(planes, first + g, codes, scale, minimum);
-      if constexpr (is_folded(S)) fold_scales<S>(planes, first + g, w.zero, codes);
-      for (int j = 0; j < 8; j++) store_bytes(&out.codes[((size_t(g) * 8 + j) * P + p) * 64], codes[j]);
-      for (int h = 0; h < H; h++) store(&out.scales[((size_t(g) * H + h) * P + p) * PANEL], scale[h]);
-      for (int m = 0; m < M; m++) store(&out.minima[((size_t(g) * M + m) * P + p) * PANEL], minimum[m]);
+      load_group<C, S>(planes, g, codes, scale, minimum);
+      if constexpr (is_folded(S)) fold_scales<S>(planes, g, w.zero, codes);
+      for (int j = 0; j < 8; j++) store_bytes(all_codes + ((size_t(g) * 8 + j) * P + p) * 64, codes[j]);
+      for (int h = 0; h < H; h++) store(scales + ((size_t(g) * H + h) * P + p) * PANEL, scale[h]);
+      for (int m = 0; m < M; m++) store(minima + ((size_t(g) * M + m) * P + p) * PANEL, minimum[m]);
     }
   }
 }
 
-// T rows x P panels from a slice of unpacked codes, added to acc: what prefill runs.
+// T rows x P panels over some groups of unpacked codes, added to acc: what prefill runs.
 template <bool WIDE, int H, int M, int T, int P>
-inline void tile(const Slice& w, int zero, const QuantRows& x, int row, int first, int count, F32 (&acc)[T][P]) {
+[[gnu::noinline]] void tile(const Unpacked& w, int zero, const QuantRows& x, int row, int first, int count, F32 (&acc)[T][P]) {
   const int groups = x.inputs / GROUP;
   const int8_t* codes = x.codes + size_t(row) * x.inputs + first * GROUP;
   const size_t at = size_t(row) * groups + first;
@@ -177,7 +206,7 @@ inline void tile(const Slice& w, int zero, const QuantRows& x, int row, int firs
         const int32_t from = M ? 0 : start<WIDE>(zero, H == 1 ? s[0] + s[1] : s[h]);  // a minimum means that zero is 0
         for (int p = 0; p < P; p++) d[t][p] = isplat(from);
       }
-      const uint8_t* c = &w.codes[(size_t(g) * 8 + h * 4) * P * 64];
+      const uint8_t* c = w.codes + (size_t(first + g) * 8 + h * 4) * P * 64;
 #pragma GCC unroll 8
       for (int j = 0; j < 8 / H; j++) {
         Bytes quad[P];
@@ -192,7 +221,7 @@ inline void tile(const Slice& w, int zero, const QuantRows& x, int row, int firs
       for (int t = 0; t < T; t++) {
         const F32 sx = splat(scale[size_t(t) * groups + g]);
         for (int p = 0; p < P; p++) {
-          const F32 s = load(&w.scales[((size_t(g) * H + h) * P + p) * PANEL]);
+          const F32 s = load(w.scales + ((size_t(first + g) * H + h) * P + p) * PANEL);
           local[t][p] = fma(to_f32(d[t][p]), mul(s, sx), local[t][p]);
         }
       }
@@ -203,7 +232,7 @@ inline void tile(const Slice& w, int zero, const QuantRows& x, int row, int firs
       for (int t = 0; t < T; t++)
         for (int p = 0; p < P; p++) {
           const float sum = scaled_sum[(size_t(t) * groups + g) * M + m];
-          local[t][p] = fma(load(&w.minima[((size_t(g) * M + m) * P + p) * PANEL]), splat(sum), local[t][p]);
+          local[t][p] = fma(load(w.minima + ((size_t(first + g) * M + m) * P + p) * PANEL), splat(sum), local[t][p]);
         }
     }
   }
@@ -214,14 +243,21 @@ inline void tile(const Slice& w, int zero, const QuantRows& x, int row, int firs
 
 constexpr size_t AHEAD = 4096;  // bytes of codes that decode asks for ahead: a page, where the hardware's own prefetching stops
 
+// Asks memory for what comes a page of codes later. Small scales are a stream of their own that the hardware does not always follow.
+template <Codes C, Scales S>
+[[gnu::always_inline]] inline void ask_ahead(const PanelPlanes& w, int group) {
+  const size_t later = group + AHEAD / code_bytes(C);
+  for (int b = 0; b < code_bytes(C); b += 64) __builtin_prefetch(w.code + later * code_bytes(C) + b);
+  if constexpr (small_bytes(S) > 0) __builtin_prefetch(w.small + later * small_bytes(S));
+}
+
 // T rows x one panel straight from the packed form: what decode runs. One panel after the other reads memory in order. Two sums
 // per dot, so that their latencies overlap.
 template <Codes C, Scales S, int T>
-inline void packed_tile(const Weight& w, int panel, const QuantRows& x, int row, F32 (&acc)[T]) {
-  constexpr int H = halves_of(S), M = minima_of(S), CODE_BYTES = code_bytes(C);
+[[gnu::noinline]] void packed_tile(const Weight& w, const PanelPlanes& planes, const QuantRows& x, int row, F32 (&acc)[T]) {
+  constexpr int H = halves_of(S), M = minima_of(S);
   constexpr bool WIDE = is_wide(C), FOLDED = is_folded(S);
   const int groups = w.groups(), zero = w.zero;
-  const PanelPlanes planes(w, panel);
   const int8_t* codes_of_x = x.codes + size_t(row) * x.inputs;
   const float* scale_of_x = x.scale + size_t(row) * groups;
   const float* sum_of_x = M == 2 ? x.scaled_halves + size_t(row) * groups * 2 : x.scaled_sum + size_t(row) * groups;
@@ -230,7 +266,7 @@ inline void packed_tile(const Weight& w, int panel, const QuantRows& x, int row,
 #pragma GCC unroll 8
   for (int t = 0; t < T; t++) local[t] = splat(0.f);
   for (int g = 0; g < groups; g++) {
-    for (int b = 0; b < CODE_BYTES; b += 64) __builtin_prefetch(planes.code + size_t(g) * CODE_BYTES + b + AHEAD);
+    ask_ahead<C, S>(planes, g);
     Bytes codes[8];
     F32 scale[2], minimum[2];
     load_group<C, S>(planes, g, codes, scale, minimum);
@@ -315,166 +351,135 @@ inline void in_tiles(int rows, Compute&& compute, Use&& use, int row = 0) {
   if constexpr (MOST > 1) in_tiles<(MOST > 4 ? 4 : MOST / 2), P>(rows, compute, use, row);
 }
 
-// Up to this many rows a form is unpacked in registers, again for every PACKED_TILE of them; for more rows once, into scratch.
-constexpr int packed_rows(Codes c) { return c == Codes::nibbles || c == Codes::bytes ? 64 : 2 * PACKED_TILE; }
-
-template <Codes C, Scales S, int P, class Use>
-void form_rows(const Weight& w, int panel, const QuantRows& x, const Outliers& outliers, Scratch& scratch, Use&& use) {
-  const PanelPlanes planes[2] = {PanelPlanes(w, panel), PanelPlanes(w, panel + P - 1)};
-  const auto finish = [&](int row, auto& acc) {
-    for (size_t t = 0; t < sizeof acc / sizeof acc[0]; t++)
-      for (int i = outliers.starts[row + t]; i < outliers.starts[row + t + 1]; i++) {
-        const auto& [input, value] = outliers.all[i];
-        for (int p = 0; p < P; p++) acc[t][p] = fma(column<C, S>(planes[p], w.zero, input), splat(value), acc[t][p]);
-      }
-    use(row, acc);
-  };
-  if (x.rows <= packed_rows(C)) {
-    in_tiles<PACKED_TILE, P>(
-        x.rows,
-        [&](int row, auto& acc) {
-          constexpr int T = sizeof acc / sizeof acc[0];
-          for (int p = 0; p < P; p++) {
-            F32 one[T];
-            packed_tile<C, S>(w, panel + p, x, row, one);
-            for (int t = 0; t < T; t++) acc[t][p] = one[t];
-          }
-        },
-        finish);
-    return;
-  }
-  const int groups = w.groups();
-  scratch.sums.resize(size_t(x.rows) * P * PANEL);
-  for (int first = 0; first < groups; first += SLICE) {
-    const int count = groups - first < SLICE ? groups - first : SLICE;
-    unpack<C, S, P>(w, panel, first, count, scratch.slice);
-    in_tiles<TILE_ROWS, P>(
-        x.rows,
-        [&](int row, auto& acc) {
-          for (size_t t = 0; t < sizeof acc / sizeof acc[0]; t++)
-            for (int p = 0; p < P; p++) acc[t][p] = first ? load(&scratch.sums[((row + t) * P + p) * PANEL]) : splat(0.f);
-          tile<is_wide(C), halves_of(S), minima_of(S)>(scratch.slice, w.zero, x, row, first, count, acc);
-        },
-        [&](int row, auto& acc) {
-          if (first + count == groups) return finish(row, acc);
-          for (size_t t = 0; t < sizeof acc / sizeof acc[0]; t++)
-            for (int p = 0; p < P; p++) store(&scratch.sums[((row + t) * P + p) * PANEL], acc[t][p]);
-        });
-  }
-}
-
-// What is done with each finished row, behind a pointer: one copy of the kernels below serves all callers.
+// What is done with finished rows, behind a pointer: one copy of the kernels below serves all callers.
 template <int P>
 struct RowUse {
   void* use;
-  void (*call)(void*, int row, F32 (&acc)[1][P]);
+  void (*call)(void*, int row, int count, const F32 (*acc)[P]);
 
   template <class Use>
-  explicit RowUse(Use& f) : use(&f), call([](void* g, int row, F32 (&acc)[1][P]) { (*static_cast<Use*>(g))(row, acc); }) {}
-  void operator()(int row, F32* acc) const { call(use, row, *reinterpret_cast<F32(*)[1][P]>(acc)); }
+  explicit RowUse(Use& f)
+      : use(&f), call([](void* g, int row, int count, const F32 (*acc)[P]) { (*static_cast<Use*>(g))(row, count, acc); }) {}
+  template <int T>
+  void operator()(int row, const F32 (&acc)[T][P]) const {
+    call(use, row, T, acc);
+  }
 };
 
-// The weights of one input, from a slice.
-template <int H, int M, int P>
-inline F32 unpacked_column(const Slice& w, int zero, int group, int vector, int byte, int p) {
-  const I32 code = field(load_bytes(&w.codes[((size_t(group) * 8 + vector) * P + p) * 64]), byte * 8, 255);
-  const F32 c = sub(to_f32(code), splat(float(zero)));
-  const F32 s = load(&w.scales[((size_t(group) * H + (H == 2 ? vector / 4 : 0)) * P + p) * PANEL]);
-  if constexpr (M) return fma(c, s, load(&w.minima[((size_t(group) * M + (M == 2 ? vector / 4 : 0)) * P + p) * PANEL]));
+// Few rows are computed from the packed form, again for every tile of them; looking up a grid costs more than all else, so there it is one.
+constexpr bool is_slow_to_unpack(Codes c) { return is_grid(c) || c == Codes::trits; }
+constexpr int packed_tile_rows(Codes c) { return !is_low_bit(c) ? PACKED_TILE : is_slow_to_unpack(c) ? 1 : 4; }
+constexpr int packed_rows(Codes c) {
+  return c == Codes::nibbles || c == Codes::bytes ? 64 : is_low_bit(c) ? packed_tile_rows(c) : 2 * PACKED_TILE;
+}
+
+template <Codes C, Scales S, int P>
+inline void rows_from_packed(const Weight& w, int panel, const QuantRows& x, const Outliers& outliers, const RowUse<P>& use) {
+  const PanelPlanes planes[2] = {PanelPlanes(w, panel), PanelPlanes(w, panel + P - 1)};
+  in_tiles<packed_tile_rows(C), P>(
+      x.rows,
+      [&](int row, auto& acc) {
+        constexpr int T = sizeof acc / sizeof acc[0];
+        for (int p = 0; p < P; p++) {
+          F32 one[T];
+          packed_tile<C, S>(w, planes[p], x, row, one);
+          for (int t = 0; t < T; t++) acc[t][p] = one[t];
+        }
+      },
+      [&](int row, auto& acc) {
+        for (int t = 0; t < int(sizeof acc / sizeof acc[0]); t++) {
+          F32 local[P];  // as above
+          for (int p = 0; p < P; p++) local[p] = acc[t][p];
+          for (int i = outliers.starts[row + t]; i < outliers.starts[row + t + 1]; i++) {
+            const auto [input, value, unused] = outliers.by_row[i];
+            for (int p = 0; p < P; p++) local[p] = fma(column<C, S>(planes[p], w.zero, input), splat(value), local[p]);
+          }
+          for (int p = 0; p < P; p++) acc[t][p] = local[p];
+        }
+        use(row, acc);
+      });
+}
+
+// The weights of one input: the sum of its codes times 1 at that input.
+template <bool WIDE, int H, int M, int P>
+inline F32 unpacked_column(const Unpacked& w, int zero, unsigned input, int p) {
+  static constexpr int8_t ONE[4][4] = {{1, 0, 0, 0}, {0, 1, 0, 0}, {0, 0, 1, 0}, {0, 0, 0, 1}};
+  const Bytes codes = load_bytes(w.codes + (size_t(input / 4) * P + p) * 64);
+  const F32 c = to_f32(dot_any<WIDE>(isplat(start<WIDE>(zero, 1)), codes, splat_quad(ONE[input % 4])));
+  const F32 s = load(w.scales + (size_t(input / (GROUP / H)) * P + p) * PANEL);
+  if constexpr (M) return fma(c, s, load(w.minima + (size_t(input / (GROUP / M)) * P + p) * PANEL));
   return mul(c, s);
 }
 
-// All rows, from slices that unpack_slice(number, first group, groups) fills.
-template <bool WIDE, int H, int M, int P, class Unpack>
-inline void unpacked_rows(int groups, int zero, const QuantRows& x, const Outliers& outliers, Scratch& scratch, Unpack&& unpack_slice,
-                          const RowUse<P>& use) {
-  const auto& slices = scratch.slices;
-  scratch.sums.resize(size_t(x.rows) * P * PANEL);
+// Adds the outliers of the T rows of a tile, those of each row from first to last.
+template <bool WIDE, int H, int M, int T, int P>
+inline void add_outliers(const Unpacked& w, int zero, const Outliers& outliers, int row, F32 (&acc)[T][P]) {
+  for (int i = outliers.starts[row]; i < outliers.starts[row + T]; i++) {
+    const Outliers::One& one = outliers.in_turns[i];
+    for (int p = 0; p < P; p++)
+      acc[one.row][p] = fma(unpacked_column<WIDE, H, M, P>(w, zero, one.input, p), splat(one.value), acc[one.row][p]);
+  }
+}
+
+template <Codes C, Scales S, int P>
+inline void rows_from_unpacked(const Weight& w, int panel, const QuantRows& x, const Outliers& outliers, Scratch& scratch,
+                               const RowUse<P>& use) {
+  constexpr int H = halves_of(S), M = minima_of(S);
+  constexpr bool WIDE = is_wide(C) || S == Scales::super_six;
+  const int groups = w.groups(), zero = is_folded(S) ? folded_zero(S) : w.zero;
+  uint8_t* codes = scratch.lines(scratch.codes, size_t(groups) * 8 * P);
+  float *scales = scratch.floats(scratch.scales, size_t(groups) * H * P),
+        *minima = scratch.floats(scratch.minima, size_t(groups) * M * P + 1);
+  float* sums = scratch.floats(scratch.sums, size_t(x.rows) * P);
+  const Unpacked unpacked{codes, scales, minima};
   for (int first = 0; first < groups; first += SLICE) {
     const int count = groups - first < SLICE ? groups - first : SLICE;
-    unpack_slice(first / SLICE, first, count);
+    unpack<C, S, P>(w, panel, first, count, codes, scales, minima);
     in_tiles<TILE_ROWS, P>(
         x.rows,
         [&](int row, auto& acc) {
           for (size_t t = 0; t < sizeof acc / sizeof acc[0]; t++)
-            for (int p = 0; p < P; p++) acc[t][p] = first ? load(&scratch.sums[((row + t) * P + p) * PANEL]) : splat(0.f);
-          tile<WIDE, H, M>(slices[first / SLICE], zero, x, row, first, count, acc);
+            for (int p = 0; p < P; p++) acc[t][p] = first ? load(sums + ((row + t) * P + p) * PANEL) : splat(0.f);
+          tile<WIDE, H, M>(unpacked, zero, x, row, first, count, acc);
         },
-        [&](int row, auto& acc) {
-          for (int t = 0; t < int(sizeof acc / sizeof acc[0]); t++) {
-            if (first + count < groups) {
-              for (int p = 0; p < P; p++) store(&scratch.sums[(size_t(row + t) * P + p) * PANEL], acc[t][p]);
-              continue;
-            }
-            for (int i = outliers.starts[row + t]; i < outliers.starts[row + t + 1]; i++) {
-              const auto& [input, value] = outliers.all[i];
-              const int g = input / GROUP, vector = input % GROUP / 4;
-              for (int p = 0; p < P; p++) {
-                const F32 column = unpacked_column<H, M, P>(slices[g / SLICE], zero, g % SLICE, vector, input % 4, p);
-                acc[t][p] = fma(column, splat(value), acc[t][p]);
-              }
-            }
-            use(row + t, acc[t]);
-          }
-        });
-  }
-}
-
-// Few rows are computed from the packed form, again for every tile of them; looking up a grid costs more than all else, so there it is one.
-constexpr int low_bit_packed_rows(Codes c) { return is_grid(c) || c == Codes::trits ? 1 : 4; }
-
-template <Codes C, Scales S, int P>
-[[gnu::noinline]] void low_bit_rows(const Weight& w, int panel, const QuantRows& x, const Outliers& outliers, Scratch& scratch,
-                                    const RowUse<P>& use) {
-  if (x.rows <= low_bit_packed_rows(C)) {
-    in_tiles<low_bit_packed_rows(C), P>(
-        x.rows,
         [&](int row, auto& acc) {
           constexpr int T = sizeof acc / sizeof acc[0];
-          for (int p = 0; p < P; p++) {
-            F32 one[T];
-            packed_tile<C, S>(w, panel + p, x, row, one);
-            for (int t = 0; t < T; t++) acc[t][p] = one[t];
+          if (first + count < groups) {
+            for (size_t t = 0; t < T; t++)
+              for (int p = 0; p < P; p++) store(sums + ((row + t) * P + p) * PANEL, acc[t][p]);
+            return;
           }
-        },
-        [&](int row, auto& acc) {
-          const PanelPlanes planes[2] = {PanelPlanes(w, panel), PanelPlanes(w, panel + P - 1)};
-          for (int t = 0; t < int(sizeof acc / sizeof acc[0]); t++) {
-            for (int i = outliers.starts[row + t]; i < outliers.starts[row + t + 1]; i++) {
-              const auto& [input, value] = outliers.all[i];
-              for (int p = 0; p < P; p++) acc[t][p] = fma(column<C, S>(planes[p], w.zero, input), splat(value), acc[t][p]);
-            }
-            use(row + t, acc[t]);
-          }
+          add_outliers<WIDE, H, M>(unpacked, zero, outliers, row, acc);
+          use(row, acc);
         });
-    return;
   }
-  const size_t slices = (w.groups() + SLICE - 1) / SLICE;
-  if (scratch.slices.size() < slices) scratch.slices.resize(slices);
-  constexpr bool WIDE = is_wide(C) || S == Scales::super_six;
-  const int zero = is_folded(S) ? folded_zero(S) : w.zero;
-  unpacked_rows<WIDE, halves_of(S), minima_of(S), P>(
-      w.groups(), zero, x, outliers, scratch,
-      [&](int slice, int first, int count) { unpack<C, S, P>(w, panel, first, count, scratch.slices[slice]); }, use);
 }
 
-// use(row, acc[T][P]) for all rows of one or two panels, whatever the form.
+// A form is unpacked in registers for few rows, once into scratch for many.
+template <Codes C, Scales S, int P>
+[[gnu::noinline]] void form_rows(const Weight& w, int panel, const QuantRows& x, const Outliers& outliers, Scratch& scratch,
+                                 const RowUse<P>& use) {
+  if (x.rows <= packed_rows(C))
+    rows_from_packed<C, S, P>(w, panel, x, outliers, use);
+  else
+    rows_from_unpacked<C, S, P>(w, panel, x, outliers, scratch, use);
+}
+
+// use(row, count, acc) for all rows of one or two panels, some rows at a time, whatever the form.
 template <int P, class Use>
 void any_form_rows(const Weight& w, int panel, const QuantRows& x, const Outliers& outliers, Scratch& scratch, Use&& use) {
-#define EVERWARM_TYPE(name, code, scale, zero, inputs, bytes)                                             \
-  if (w.codes == Codes::code && w.scales == Scales::scale) {                                              \
-    if constexpr (is_low_bit(Codes::code))                                                                \
-      return low_bit_rows<Codes::code, Scales::scale, P>(w, panel, x, outliers, scratch, RowUse<P>(use)); \
-    else                                                                                                  \
-      return form_rows<Codes::code, Scales::scale, P>(w, panel, x, outliers, scratch, use);               \
-  }
+#define EVERWARM_TYPE(name, code, scale, zero, inputs, bytes) \
+  if (w.codes == Codes::code && w.scales == Scales::scale)    \
+    return form_rows<Codes::code, Scales::scale, P>(w, panel, x, outliers, scratch, RowUse<P>(use));
   EVERWARM_QUANTISED_TYPES(EVERWARM_TYPE)
 #undef EVERWARM_TYPE
 }
 
 template <int P, class Use>
 void float_rows(const FloatWeight& w, int panel, const float* x, int rows, Use&& use) {
-  const auto run = [&](auto compute) { in_tiles<TILE_ROWS, P>(rows, compute, use); };
+  const auto run = [&](auto compute) {
+    in_tiles<TILE_ROWS, P>(rows, compute, [&](int row, auto& acc) { use(row, int(sizeof acc / sizeof acc[0]), acc); });
+  };
   const auto at = [&](int row) { return x + size_t(row) * w.inputs; };
 #define EVERWARM_TYPE(name, floats, bytes) \
   if (w.type == Floats::floats) return run([&](int row, auto& acc) { float_tile<Floats::floats>(w, panel, at(row), acc); });
@@ -504,9 +509,9 @@ inline Scratch& scratch_of_thread() {
 template <int P>
 void product_panels(const Product& product, int panel, const QuantRows& q, const Outliers* outliers, const float* x, int first, int count) {
   const auto use_with = [&](int outputs) {
-    return [&product, outputs, panel, first](int row, auto& acc) {
-      for (size_t t = 0; t < sizeof acc / sizeof acc[0]; t++)
-        for (int p = 0; p < P; p++) finish_panel(product, outputs, panel + p, first + row + int(t), acc[t][p]);
+    return [&product, outputs, panel, first](int row, int count, const F32(*acc)[P]) {
+      for (int t = 0; t < count; t++)
+        for (int p = 0; p < P; p++) finish_panel(product, outputs, panel + p, first + row + t, acc[t][p]);
     };
   };
   if (product.quantised)
@@ -515,14 +520,20 @@ void product_panels(const Product& product, int panel, const QuantRows& q, const
     float_rows<P>(*product.floats, panel, x + size_t(first) * product.floats->inputs, count, use_with(product.floats->outputs));
 }
 
-// A piece of work is some pairs of panels: small enough to share evenly. With few rows it is a piece of memory whose beginning comes
-// slowly, so small matrices are cut into fewer.
+// Work is cut into pieces of some pairs of panels, as many for each thread, as equal as can be. With few rows a piece is memory whose
+// beginning comes slowly, so small matrices are cut into fewer.
 constexpr size_t PIECE_BYTES = 256 << 10;
-inline int pairs_per_piece(Pool& pool, int pairs, int rows, size_t bytes) {
-  const size_t least = 2 * pool.threads(), most = 8 * pool.threads();
-  const size_t pieces = rows > PACKED_TILE || bytes / PIECE_BYTES > most ? most : bytes / PIECE_BYTES < least ? least : bytes / PIECE_BYTES;
-  return pairs / int(pieces) > 0 ? pairs / int(pieces) : 1;
-}
+struct Pieces {
+  int pairs, count;
+
+  Pieces(Pool& pool, int all_pairs, int rows, size_t bytes) : pairs(all_pairs) {
+    const size_t threads = pool.threads(), least = 2 * threads, most = 8 * threads;
+    const size_t wanted = rows > PACKED_TILE ? most : std::clamp(round_up(bytes / PIECE_BYTES, threads), least, most);
+    count = int(std::min(wanted, size_t(pairs)));
+  }
+  int begin(int piece) const { return int(int64_t(pairs) * piece / count); }
+  int largest() const { return (pairs + count - 1) / count; }
+};
 
 void products(Pool& pool, const QuantRows* q, const float* x, int rows, int inputs, const Product* list, int count) {
   if (rows <= 0) return;
@@ -533,14 +544,14 @@ void products(Pool& pool, const QuantRows* q, const float* x, int rows, int inpu
     pairs += (panels_of(list[i]) + 1) / 2;
     bytes += list[i].quantised ? list[i].quantised->bytes() : list[i].floats->bytes();
   }
-  const int step = pairs_per_piece(pool, pairs, rows, bytes);
+  const Pieces pieces(pool, pairs, rows, bytes);
   const int block = row_block(inputs);
   for (int first = 0; first < rows; first += block) {
     const int some = rows - first < block ? rows - first : block;
     const QuantRows part = q ? rows_from(*q, first, some) : QuantRows{};
     const std::optional<Outliers> outliers = q ? std::optional<Outliers>(part) : std::nullopt;
-    pool.run((pairs + step - 1) / step, [&](int chunk, int) {
-      for (int pair = chunk * step; pair < pairs && pair < (chunk + 1) * step; pair++) {
+    pool.run(pieces.count, [&](int piece, int) {
+      for (int pair = pieces.begin(piece); pair < pieces.begin(piece + 1); pair++) {
         int i = 0, local = pair;
         while (local >= (panels_of(list[i]) + 1) / 2) local -= (panels_of(list[i++]) + 1) / 2;
         const int panel = 2 * local;
@@ -569,9 +580,9 @@ void grouped_products(Pool& pool, const QuantRows* q, const float* x, int inputs
     if (product.quantised) parts[i] = rows_from(*q, groups[i].first, groups[i].rows), outliers[i].emplace(parts[i]);
   }
   if (!pairs || !most) return;
-  const int step = pairs_per_piece(pool, pairs, most, bytes);
-  pool.run((pairs + step - 1) / step, [&](int chunk, int) {
-    for (int pair = chunk * step; pair < pairs && pair < (chunk + 1) * step; pair++) {
+  const Pieces pieces(pool, pairs, most, bytes);
+  pool.run(pieces.count, [&](int piece, int) {
+    for (int pair = pieces.begin(piece); pair < pieces.begin(piece + 1); pair++) {
       const int i = int(std::upper_bound(ends.begin(), ends.end(), pair) - ends.begin());
       const RowGroup& group = groups[i];
       if (!group.rows) continue;
@@ -586,35 +597,8 @@ void grouped_products(Pool& pool, const QuantRows* q, const float* x, int inputs
   });
 }
 
-// activation(x Gate^T) * (x Up^T), quantised as it is computed: a pair of panels is one group of 32 of the next product's inputs.
-void gated(Pool& pool, const QuantRows& x, const Weight& gate, const Weight& up, Activation activation, const QuantOut& out) {
-  const int pairs = gate.outputs / GROUP, groups = pairs;
-  const int step = pairs_per_piece(pool, pairs, x.rows, gate.bytes() + up.bytes());
-  const int block = row_block(x.inputs);
-  for (int first = 0; first < x.rows; first += block) {
-    const QuantRows some = rows_from(x, first, x.rows - first < block ? x.rows - first : block);
-    const Outliers outliers(some);
-    pool.run((pairs + step - 1) / step, [&](int chunk, int) {
-      static thread_local std::vector<float> gates;
-      gates.resize(size_t(some.rows) * GROUP);
-      for (int pair = chunk * step; pair < pairs && pair < (chunk + 1) * step; pair++) {
-        any_form_rows<2>(gate, 2 * pair, some, outliers, scratch_of_thread(), [&](int row, auto& acc) {
-          for (size_t t = 0; t < sizeof acc / sizeof acc[0]; t++)
-            for (int p = 0; p < 2; p++) store(&gates[(row + t) * GROUP + p * PANEL], acc[t][p]);
-        });
-        any_form_rows<2>(up, 2 * pair, some, outliers, scratch_of_thread(), [&](int row, auto& acc) {
-          for (size_t t = 0; t < sizeof acc / sizeof acc[0]; t++) {
-            const float* g = &gates[(row + t) * GROUP];
-            const size_t at = size_t(first + row + t) * groups + pair;
-            quantize_group(gate_up(load(g), acc[t][0], activation), gate_up(load(g + PANEL), acc[t][1], activation), out, at);
-          }
-        });
-      }
-    });
-  }
-}
-
-// The same for different matrices with different rows, which all have as many inputs and outputs.
+// activation(x Gate^T) * (x Up^T), quantised as it is computed: a pair of panels is one group of 32 of the next product's inputs. Different
+// matrices with different rows, which all have as many inputs and outputs.
 void grouped_gated(Pool& pool, const QuantRows& x, const GateGroup* groups, int count, Activation activation, const QuantOut& out) {
   if (!count) return;
   const int pairs = groups[0].gate->outputs / GROUP;  // of each group
@@ -627,28 +611,47 @@ void grouped_gated(Pool& pool, const QuantRows& x, const GateGroup* groups, int 
     bytes += groups[i].gate->bytes() + groups[i].up->bytes();
     most = groups[i].rows > most ? groups[i].rows : most;
   }
-  const int all = pairs * count, step = pairs_per_piece(pool, all, most, bytes);
-  pool.run((all + step - 1) / step, [&](int chunk, int) {
+  const Pieces pieces(pool, pairs * count, most, bytes);
+  // Few rows wait for memory, which is fastest when it is read in order: all gates of a piece, then what stands beside them.
+  const int at_once = most <= PACKED_TILE ? pieces.largest() : 1;
+  const auto biased = [](F32 acc, const float* bias, int at) { return bias ? ::everwarm::EVERWARM_ISA::add(acc, load(bias + at)) : acc; };
+  const auto compute_gate = [&](int task, float* gates) {
+    const int i = task / pairs, pair = task % pairs;
+    const float* bias = groups[i].gate_bias;
+    any_form_rows<2>(*groups[i].gate, 2 * pair, parts[i], outliers[i], scratch_of_thread(), [&](int row, int rows, const F32(*acc)[2]) {
+      for (int t = 0; t < rows; t++)
+        for (int p = 0; p < 2; p++) store(gates + (row + t) * GROUP + p * PANEL, biased(acc[t][p], bias, pair * GROUP + p * PANEL));
+    });
+  };
+  const auto compute_up = [&](int task, const float* gates) {
+    const int i = task / pairs, pair = task % pairs;
+    const float* bias = groups[i].up_bias;
+    any_form_rows<2>(*groups[i].up, 2 * pair, parts[i], outliers[i], scratch_of_thread(), [&](int row, int rows, const F32(*acc)[2]) {
+      for (int t = 0; t < rows; t++) {
+        F32 both[2];
+        for (int p = 0; p < 2; p++)
+          both[p] = gate_up(load(gates + (row + t) * GROUP + p * PANEL), biased(acc[t][p], bias, pair * GROUP + p * PANEL), activation);
+        quantize_group(both[0], both[1], out, size_t(groups[i].first + row + t) * pairs + pair);
+      }
+    });
+  };
+  pool.run(pieces.count, [&](int piece, int) {
     static thread_local std::vector<float> gates;
-    gates.resize(size_t(most) * GROUP);
-    for (int task = chunk * step; task < all && task < (chunk + 1) * step; task++) {
-      const int i = task / pairs, pair = task % pairs;
-      const GateGroup& group = groups[i];
-      const auto biased = [&](F32 acc, const float* bias, int p) {
-        return bias ? ::everwarm::EVERWARM_ISA::add(acc, load(bias + pair * GROUP + p * PANEL)) : acc;
-      };
-      any_form_rows<2>(*group.gate, 2 * pair, parts[i], outliers[i], scratch_of_thread(), [&](int row, auto& acc) {
-        for (size_t t = 0; t < sizeof acc / sizeof acc[0]; t++)
-          for (int p = 0; p < 2; p++) store(&gates[(row + t) * GROUP + p * PANEL], biased(acc[t][p], group.gate_bias, p));
-      });
-      any_form_rows<2>(*group.up, 2 * pair, parts[i], outliers[i], scratch_of_thread(), [&](int row, auto& acc) {
-        for (size_t t = 0; t < sizeof acc / sizeof acc[0]; t++) {
-          const float* g = &gates[(row + t) * GROUP];
-          const size_t at = size_t(group.first + row + t) * pairs + pair;
-          quantize_group(gate_up(load(g), biased(acc[t][0], group.up_bias, 0), activation),
-                         gate_up(load(g + PANEL), biased(acc[t][1], group.up_bias, 1), activation), out, at);
-        }
-      });
+    const size_t each = size_t(most) * GROUP;
+    gates.resize(each * at_once);
+    const int end = pieces.begin(piece + 1);
+    for (int first = pieces.begin(piece); first < end; first += at_once) {
+      const int some = end - first < at_once ? end - first : at_once;
+      for (int n = 0; n < some; n++) compute_gate(first + n, &gates[n * each]);
+      for (int n = 0; n < some; n++) compute_up(first + n, &gates[n * each]);
     }
   });
+}
+
+void gated(Pool& pool, const QuantRows& x, const Weight& gate, const Weight& up, Activation activation, const QuantOut& out) {
+  const int block = row_block(x.inputs);
+  for (int first = 0; first < x.rows; first += block) {
+    const GateGroup some{first, x.rows - first < block ? x.rows - first : block, &gate, &up, nullptr, nullptr};
+    grouped_gated(pool, x, &some, 1, activation, out);
+  }
 }

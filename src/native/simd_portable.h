@@ -111,6 +111,7 @@ inline F32 splat_f16(uint16_t h) { return splat(half_to_float(h)); }
 inline void store_i8(int8_t* p, I32 a) { EACH p[i] = int8_t(a.v[i] < -128 ? -128 : a.v[i] > 127 ? 127 : a.v[i]); }
 
 inline Bytes load_bytes(const uint8_t* p) { Bytes r; std::memcpy(r.v, p, 64); return r; }
+inline Bytes hold(Bytes a) { return a; }
 inline void store_bytes(uint8_t* p, Bytes a) { std::memcpy(p, a.v, 64); }
 inline Bytes low_nibbles(Bytes a) { for (auto& b : a.v) b &= 15; return a; }
 inline Bytes high_nibbles(Bytes a) { for (auto& b : a.v) b >>= 4; return a; }

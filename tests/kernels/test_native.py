@@ -117,6 +117,24 @@ def test_a_row_is_the_same_bits_alone_in_a_batch_and_on_any_instruction_set(kind
     assert all((result == results[0]).all() for result in results)
 
 
+@pytest.mark.parametrize("kind", QUANTISED)
+def test_rows_with_different_numbers_of_outliers_do_not_mix(engine: _native.Engine, kind: str) -> None:
+    """Rows of a tile take turns at their outliers: each must get its own, in order, also where others have none left.
+    A single row computes its outliers one after the other.
+    """
+    groups = 2304 // 32  # more than are unpacked at a time
+    x = np.random.default_rng(3).standard_normal((73, 32 * groups)).astype(np.float32)
+    for row, count in enumerate([0, 1, groups, 5, 0, 40, 2, 3, 0, 0, 7, *[groups] * 6, *range(56)]):
+        for group in np.linspace(0, groups - 1, count, dtype=int):
+            x[row, 32 * group + (7 * row + 3 * group) % 32] = 30 + row + group
+    form, _ = packed(engine, kind, 33, 32 * groups)
+    together, alone = _native.Rows(33), _native.Rows(33)
+    engine.linear(rows(x), [form], [None], [together], False)
+    for row in range(len(x)):
+        engine.linear(rows(x[row : row + 1]), [form], [None], [alone], False)
+        assert (alone.numpy()[0].view(np.uint32) == together.numpy()[row].view(np.uint32)).all(), row
+
+
 def test_several_products_share_their_rows(engine: _native.Engine) -> None:
     x = np.random.default_rng(0).standard_normal((7, 256)).astype(np.float32)
     kinds = ["Q4_K", "F16", "Q6_K"]
