@@ -31,6 +31,10 @@ class Waiting:
     idle: bool = False
     arrival: int = field(default_factory=lambda: next(_arrivals))
 
+    @property
+    def in_one_step(self) -> int:
+        return self.pending
+
     def draft(self) -> list[int]:
         return []
 

@@ -33,6 +33,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -79,6 +80,8 @@ class UnwellFiles(Files):
 
     share = 0.0
     sync_s = 0.0
+    may_sync = threading.Event()  # until then, syncs wait
+    may_sync.set()
     failed = 0
     draw = random.Random()
 
@@ -92,6 +95,7 @@ class UnwellFiles(Files):
 
     def sync(self, descriptor: int) -> None:
         time.sleep(self.sync_s)
+        self.may_sync.wait()
         self._may_fail()
         super().sync(descriptor)
 
@@ -141,7 +145,8 @@ class Life:
             self.act(self.draw.choice(AGENTS))
             count += 1
         UnwellFiles.share = 0.0
-        UnwellFiles.sync_s *= 20  # with `async`, the last turn is still on its way to the disk when the process ends
+        if self.plan.durability == "async":  # the last turn is still on its way to the disk when the process ends
+            UnwellFiles.may_sync.clear()
         name = self.draw.choice(AGENTS)
         self.talk(name, self.history(name) or [], last=True)
 
@@ -302,6 +307,7 @@ def live(plan: Plan, out: int) -> None:
     life = Life(plan, out)
     life.live()
     life.say(unsafe=sum(receipt.committed is None for _, receipt in life.unacknowledged))
+    UnwellFiles.may_sync.set()
     if plan.exit == "close":
         life.llm.close()
     if plan.exit == "term":

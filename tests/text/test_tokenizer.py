@@ -46,6 +46,15 @@ COMPARED = {
     "olmo2": ("olmo2",),
     "gpt-oss": ("gpt-oss",),
     "deepseek2": ("deepseek-llm", "deepseek-v3", "glm4"),
+    "granitehybrid": ("granite-4",),
+    "qwen3next": ("qwen3",),
+    "qwen35": ("qwen35",),
+    "qwen35moe": ("qwen35",),
+    "lfm2": ("llama-bpe",),
+    "lfm2moe": ("llama-bpe",),
+    "falcon-h1": ("llama-bpe",),
+    "nemotron_h": ("tekken",),
+    "mamba2": ("gpt-2",),
 }
 """For each architecture, golden files with the tokenizers that its models have."""
 

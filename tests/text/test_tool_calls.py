@@ -396,6 +396,8 @@ EXPECTED = {
     "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B": "deepseek-r1", "deepseek-ai-DeepSeek-V3.1": "deepseek-v3.1",
     "deepseek-ai-DeepSeek-V3.2": "deepseek-v3.2", "google-gemma-4-31B-it": "gemma",
     "ibm-granite-granite-3.3-2B-Instruct": "granite", "ibm-granite-granite-4.0": "hermes",
+    "ibm-granite-granite-4.1": "hermes", "gemma-shaped": None, "llama3-shaped": None, "olmo2-shaped": None,
+    "phi4-shaped": None,
     "llama-cpp-deepseek-r1": "deepseek-r1", "llama-cpp-rwkv-world": None, "microsoft-Phi-3.5-mini-instruct": None,
     "mistralai-Ministral-3-14B-Reasoning-2512": "mistral", "mistralai-Mistral-Nemo-Instruct-2407": "mistral-json",
     "moonshotai-Kimi-K2": "kimi", "openai-gpt-oss-120b": "harmony", "unsloth-Apriel-1.5": "apriel",

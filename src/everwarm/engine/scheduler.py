@@ -71,8 +71,7 @@ def decode(sequence: Sequence) -> Part:
 
 
 def prefill(sequence: Sequence, most: int) -> Part:
-    stop = sequence.turn.stop
-    rows = min(most, sequence.pending, sequence.pending if stop is None else stop - sequence.turn.kv.length)
+    rows = min(most, sequence.in_one_step)
     return Part(sequence, Kind.PREFILL, rows, int(rows == sequence.pending))
 
 

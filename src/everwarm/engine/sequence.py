@@ -48,6 +48,12 @@ class Sequence:
         """Tokens that have to be computed before the next one can be sampled."""
         return len(self.tokens) - self.turn.kv.length
 
+    @property
+    def in_one_step(self) -> int:
+        """Of these, as many as a step may compute at once."""
+        stop = self.turn.stop
+        return self.pending if stop is None else min(self.pending, stop - self.turn.kv.length)
+
     def draft(self) -> list[int]:
         """Tokens that may come next, no more than the KV has room for."""
         if self.propose is None or self.turn.kv.state != GONE:  # a state can't be taken back

@@ -470,7 +470,8 @@ class Turn:
         assert node.end == self.kv.length
         sealed = self._index.seal_beside(node, STATE, self.kv.state)
         if sealed is not None:
-            beside, self.kv.state = sealed
+            beside, block = sealed
+            self.kv.use_state(block)
             self._claim([beside])
             self._histories.save_block(beside, wait)
 

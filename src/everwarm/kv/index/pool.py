@@ -292,6 +292,10 @@ class SequenceKV:
         self._drop_state()
         self.state = state
 
+    def use_state(self, block: int) -> None:
+        """The same state, perhaps in another block, which is held for this sequence instead of its own."""
+        self.state = block
+
     def _drop_state(self) -> None:
         if self._states is not None and self.state != GONE:
             self._states.drop([self.state])
