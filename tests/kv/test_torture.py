@@ -44,7 +44,8 @@ def test_a_process_that_ends_by_itself_leaves_everything_behind(home: Path, endi
     Tiny(layers=1, width=64, heads=2, kv_heads=1, head_dim=32, ffn=64, context=CONTEXT).write(model)
     book = Book()
     run_life(Plan(str(model), 4, durability, "64MiB", 8, 0.02, ending), book, None, fresh=True)
-    assert (book.counts["turns on their way to the disk at the end"] > 0) == (durability == "async")
+    if durability == "turn":  # with `async`, the last one is usually on its way
+        assert book.counts["turns on their way to the disk at the end"] == 0
     with everwarm.load(model, warm="on") as llm:
         for name in [*AGENTS, COPY]:
             agent = llm.agents.agents.by_name.get(("default", name))
