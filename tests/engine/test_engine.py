@@ -138,7 +138,7 @@ def test_pinned_agents_make_room_when_nothing_else_can(tiny_path: Path) -> None:
         block = llm.new_kv().pool.block_bytes
     prompts = [f"{number} tells a story" * 20 for number in range(4)]
     expected = alone(tiny_path, prompts, max_tokens=100)
-    with everwarm.load(tiny_path, kv_budget=14 * block) as llm, ThreadPoolExecutor(4) as threads:
+    with everwarm.load(tiny_path, kv_budget=14 * block, restore="always") as llm, ThreadPoolExecutor(4) as threads:
         llm.agents.index._node_bytes = 0
         for name in ("a", "b"):
             llm.generate(name * 380, agent=name, max_tokens=10, ignore_eos=True)
