@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from everwarm.errors import CapacityError
+from everwarm.errors import CapacityError, StoreError
 from everwarm.kv.manifest import text_digests
 from everwarm.kv.tools.import_ import import_agent
 from everwarm.kv.turn import Turn
@@ -199,7 +199,12 @@ class World(Lives):
         path = self.base / EXPORTS / str(next(self._numbers))
         kept = self.directory / f"export {path.name}"
         with self.refusable("export"):
-            fake.export_agent(self.store, who[1], path, who[0])
+            try:
+                fake.export_agent(self.store, who[1], path, who[0])
+            except StoreError as error:
+                if f"{path}: may vanish" in str(error):  # the disk has refused to sync, then to remove: it is told
+                    path.unlink()
+                raise
             shutil.move(path, kept)
             self.files.mark(Operation("unlink", path.relative_to(self.base)))
             self._exports.append((kept, self.view[who].tokens))

@@ -22,7 +22,7 @@ ALONE_S = 0.25
 models; a newcomer hardly notices."""
 LEAST_ALONE = 32
 """Rows of such a step, however long they take: a large model computes fewer hardly sooner."""
-FULL_ROWS = 64
+FULL_ROWS = 32
 """Longer steps are a multiple of it: what kernels and blocks of KV leave over at the end of a chunk costs up to 3 %."""
 
 STEP_S = 0.115

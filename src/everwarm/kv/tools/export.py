@@ -176,15 +176,24 @@ def _write(
         files.rename(temporary, path)
         try:
             files.sync_directory(path.parent)
-        except OSError:  # who is told that it failed must not find a file that may vanish
-            with suppress(OSError):
-                files.unlink(path)
+        except OSError as error:  # who is told that it failed must not find a file that may vanish
+            _take_back(files, path, error)
             raise
     except BaseException:
         with suppress(OSError):
             files.unlink(temporary)
         raise
     return total
+
+
+def _take_back(files: Files, path: Path, why: OSError) -> None:
+    try:
+        files.unlink(path)
+    except OSError as error:
+        raise StoreError(
+            f"{path}: may vanish when the machine loses power ({why.strerror or why}), and can't be removed "
+            f"({error.strerror or error}); remove it and export again"
+        ) from None
 
 
 def _data(store: AgentStore, names: Mapping[str, list[BlockName]], first: list[Array]) -> Iterator[Array]:
