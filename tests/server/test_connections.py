@@ -261,6 +261,23 @@ def test_silent_connections_keep_nobody_out(model: Path, tmp_path: Path) -> None
         until(lambda: sum(is_open(connection) for connection in silent) <= 10)
 
 
+def test_one_that_is_accepted_before_its_request_is_read_can_make_room(model: Path, tmp_path: Path) -> None:
+    """More than there are places are accepted together, before the first byte of any of them is read."""
+    limits = ConnectionLimits(in_all=4, per_address=2, head_s=600)
+    with running(model, tmp_path, connections=limits) as server, ExitStack() as stack:
+        address = httpx.URL(server.url).host, httpx.URL(server.url).port
+        for _ in range(10):
+            together = [stack.enter_context(socket.socket()) for _ in range(20)]
+            for connection in together:
+                connection.setblocking(False)
+                connection.connect_ex(address)
+            together[-1].settimeout(60)
+            together[-1].sendall(get("/health"))
+            assert together[-1].recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+            for connection in together:
+                connection.close()
+
+
 def test_a_connection_that_is_answered_is_never_closed_for_another(model: Path, tmp_path: Path) -> None:
     limits = ConnectionLimits(in_all=3, per_address=3)
     with running(model, tmp_path, connections=limits) as server, ExitStack() as stack:

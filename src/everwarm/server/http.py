@@ -53,6 +53,8 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._look()
+        if not self._place.taken:
+            self._pushed_out()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._place.leave()
@@ -106,6 +108,8 @@ class Connection(H11Protocol):
 
     def _pushed_out(self) -> None:
         """Somebody else needs the place."""
+        if self._doing is None:  # its socket is not ours yet: we are asked again when it is
+            return
         if self._doing in (Silence.NO_REQUEST, Silence.NO_NEXT_REQUEST):
             self.transport.close()
         else:
@@ -152,6 +156,7 @@ class Listener:
         if place is None:
             _refuse(client)
             return
+        place.silent(Silence.NO_REQUEST)  # from now on: others may be accepted before its first byte is read
         try:
             client.setblocking(False)
             loop = asyncio.get_running_loop()
