@@ -168,7 +168,7 @@ class Machine(RuleBasedStateMachine):
                 self.world.close()
 
 
-Machine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
+Machine.TestCase.settings = settings(max_examples=100, stateful_step_count=40)
 TestAnySequenceOfDeeds: Any = Machine.TestCase
 
 

@@ -35,7 +35,7 @@ def test_a_tokenizer_makes_no_fewer(name: str) -> None:
     ours = tokenizer(name)
     special = Segment(next(iter(ours.special_tokens)), special=True)
     prompts = [[Segment(text)] for text in nasty_strings()]
-    prompts += [[special, Segment(text), special, Segment(" \n" + text)] for text in nasty_strings()[::10]]
+    prompts += [[special, Segment(text), special, Segment(" \n" + text)] for text in nasty_strings()]
     for segments in prompts:
         assert ours.least_tokens(segments) <= len(ours.encode(segments)), repr(segments)
 

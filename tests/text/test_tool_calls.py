@@ -20,7 +20,6 @@ from everwarm.text.tool_calls.formats import FORMATS, Arguments
 from everwarm.text.tool_calls.parsers import PARSERS, call_parser, new_call_id, short_call_id
 from everwarm.text.tool_calls.selection import format_of
 from everwarm.weights.gguf.file import GGUFFile
-from short_and_long import short_and_long
 
 NAMES = list(PARSERS)
 
@@ -325,7 +324,7 @@ def test_functions_inside_functions_end_no_generation() -> None:
     assert text(read(parser("hermes"), [answer])) == answer
 
 
-@pytest.mark.parametrize("arguments", ["[" * 20_000, '{"a":' * 10_000, '{"a": NaN}', '{"a": 1e999}', "{" + "9" * 9999])
+@pytest.mark.parametrize("arguments", ["[" * 100_000, '{"a":' * 50_000, '{"a": NaN}', '{"a": 1e999}', "{" + "9" * 9999])
 @pytest.mark.parametrize("name", ["hermes", "mistral", "llama3", "gemma", "lfm2", "qwen3-coder"])
 def test_hostile_arguments_end_no_generation(name: str, arguments: str) -> None:
     for answer in (
@@ -420,13 +419,12 @@ ASK = {"role": "user", "content": "Do it."}
 
 
 @pytest.mark.parametrize("template", WRITERS)
-@short_and_long("count", 100, 300)
-def test_calls_come_back_from_a_real_template(template: str, count: int) -> None:
-    """Rendered as history, then read as an answer, they are what they were."""
+def test_calls_come_back_from_a_real_template(template: str) -> None:
+    """300 calls: rendered as history, then read as an answer, they are what they were."""
     name = EXPECTED[template]
     assert name is not None
     chat = golden_template(template)
-    for tool, arguments in generated_calls(count, TEXTS):
+    for tool, arguments in generated_calls(300, TEXTS):
         properties = {key: schema_of(value) for key, value in arguments.items()}
         schema = {"type": "object", "properties": properties}
         function = {"name": tool, "description": "Does it", "parameters": schema}

@@ -127,13 +127,13 @@ def starts_one_by_one(data: bytes, count: int) -> list[int]:
     return starts
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=200), st.integers(0, 3), st.integers(0, 3))
 def test_arbitrary_bytes_after_a_sound_start(tmp_path: Path, rest: bytes, pairs: int, tensors: int) -> None:
     survives(tmp_path / "m.gguf", gguf(pair_count=pairs, tensor_count=tensors) + rest)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, len(MODEL) - 1), st.binary(min_size=1, max_size=12))
 def test_arbitrary_bytes_anywhere(tmp_path: Path, at: int, patch: bytes) -> None:
     survives(tmp_path / "m.gguf", MODEL[:at] + patch + MODEL[at + len(patch) :])
