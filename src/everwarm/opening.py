@@ -10,7 +10,7 @@ import stat
 from pathlib import Path
 
 
-def open_regular(path: Path, *, follow: bool = False, flags: int = 0, mode: int = 0o600) -> int:
+def open_regular(path: Path | str, *, follow: bool = False, flags: int = 0, mode: int = 0o600) -> int:
     """A descriptor to read with; `flags` may ask for more. `follow`: the path may be a symbolic link, because its owner
     has chosen it.
     """

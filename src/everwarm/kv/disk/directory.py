@@ -76,7 +76,9 @@ class DirectoryStore:
         return read_whole(self.path(blob))
 
     def get(self, blob: Blob, buffers: Sequence[memoryview]) -> int:
-        return read_into(self.path(blob), buffers)
+        return read_into(
+            f"{self.root}/{blob.model}/{blob.area}/{blob.name}", buffers
+        )  # a Path takes as long as opening
 
     def size(self, blob: Blob) -> int:
         return self.path(blob).stat(follow_symlinks=False).st_size

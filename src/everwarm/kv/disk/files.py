@@ -99,7 +99,7 @@ def _write_all(files: Files, descriptor: int, parts: list[memoryview]) -> None:
             parts[0] = parts[0][count:]
 
 
-def read_into(path: Path, parts: Sequence[memoryview]) -> int:
+def read_into(path: Path | str, parts: Sequence[memoryview]) -> int:
     """Fill the parts from the beginning of a file; the bytes that there were, at most what fits."""
     descriptor = open_regular(path)
     try:

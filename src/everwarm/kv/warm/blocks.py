@@ -76,7 +76,7 @@ class ModelBlocks:
             ]
             for kind in ids.layout.kinds
         }
-        self._layout = ids.layout.digest  # part of every header
+        self._frames = {kind: self._frame(kind) for kind in self._tensors}
         self._sizes = {kind: container.ALIGNMENT + ids.layout.block_bytes(kind) for kind in self._tensors}
 
     def object_bytes(self, kind: str = FULL) -> int:
@@ -268,21 +268,33 @@ class ModelBlocks:
 
     def _header(self, name: BlockName) -> bytes:
         """All that a block says, but for its checksum: one comparison shows that it is the one that is meant."""
+        before, after = self._frames[name.kind]
+        tokens = str(token_list(name.tokens)).replace(" ", "")
+        said = f'"key":"{name.key.hex()}","parent":"{name.parent.hex()}","tokens":"{tokens}"'.encode()
+        header = (before + said + after).ljust(container.ALIGNMENT)
+        assert len(header) == container.ALIGNMENT, "a block of more tokens needs a larger header"
+        return header
+
+    def _frame(self, kind: str) -> tuple[bytes, bytes]:
+        """What stands in a header before and behind the part that differs between blocks of a kind. Hundreds of headers
+        are made for a restore.
+        """
         said = {
             "format": FORMAT,
             "version": VERSION,
-            "key": name.key.hex(),
-            "parent": name.parent.hex(),
-            "tokens": json.dumps(token_list(name.tokens), separators=(",", ":")),
+            "key": "",
+            "parent": "",
+            "tokens": "",
             "weights_id": self.ids.weights_id,
             "numerics_id": self.ids.numerics_id,
-            "layout": self._layout,
+            "layout": self.ids.layout.digest,
         }
-        if name.kind != FULL:
-            said["kind"] = name.kind
-        header = container.blank_header(said, self._tensors[name.kind])
-        assert len(header) == container.ALIGNMENT, "a block of more tokens needs a larger header"
-        return header
+        if kind != FULL:
+            said["kind"] = kind
+        before, _, after = container.blank_header(said, self._tensors[kind]).partition(
+            b'"key":"","parent":"","tokens":""'
+        )
+        return before, after.rstrip()
 
     def _difference(self, header: bytes, name: BlockName) -> str:
         """Why a header is not the expected one, in words."""
