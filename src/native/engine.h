@@ -185,6 +185,12 @@ struct Engine {
     k.gate_floats(pool, out.floats(), spare.floats(), size_t(out.rows()) * out.width(), activation);
   }
 
+  // What is positive of x Up^T, squared.
+  void squared(Rows& x, const Form& up, const std::optional<FloatArray>& bias, Rows& out) {
+    linear(x, {const_cast<Form*>(&up)}, {bias}, {&out}, false);
+    k.gate_floats(pool, out.floats(), out.floats(), size_t(out.rows()) * out.width(), Activation::positive);
+  }
+
   // x plus y times a scale.
   void add(Rows& x, const Rows& y, float scale) {
     const Timer timer(spent[other_s]);
@@ -227,7 +233,8 @@ struct Engine {
   }
 
   // What the chosen experts give for each row, weighted. Rows are taken expert by expert; a form may be missing if nobody has chosen
-  // its expert. `some`, `hidden`, `spare` and `given` are rows to work with, `each` has room for what every expert of a row gives.
+  // its expert. With the activation `positive`, no expert has a gate. `some`, `hidden`, `spare` and `given` are rows to work with, `each`
+  // has room for what every expert of a row gives.
   void experts(Rows& x, const Routing& routing, const std::vector<Form*>& gates, const std::vector<Form*>& ups,
                const std::vector<Form*>& downs, const Biases& gate_biases, const Biases& up_biases, const Biases& down_biases,
                const std::string& activation, const std::vector<Rows*>& work, Rows& out) {
@@ -241,6 +248,7 @@ struct Engine {
     if (routing.rows != x.rows()) refuse("experts: " + std::to_string(x.rows()) + " rows, routed were " + std::to_string(routing.rows));
     Rows &hidden = *work[1], &given = *work[3], &each = *work[4];
     const int used = routing.shape.used;
+    const bool has_gates = activation != "positive";
     if (out.width() != each.width() || each.width() != given.width()) refuse("experts: widths of outputs differ");
     // Rows by expert: where each of them comes from, and where each choice of a row has gone.
     std::vector<int> starts(count + 1), from(size_t(x.rows()) * used), places(from.size());
@@ -252,9 +260,11 @@ struct Engine {
     std::vector<size_t> chosen;
     for (size_t e = 0; e < count; e++)
       if (starts[e] < starts[e + 1]) {
-        if (!gates[e] || !ups[e] || !downs[e]) refuse("experts: expert " + text(e) + " was chosen and has no forms");
-        codes &= gates[e]->quantised() && ups[e]->quantised() && downs[e]->quantised();
-        floats |= !gates[e]->quantised() || !ups[e]->quantised();
+        if (!ups[e] || !downs[e] || (has_gates && !gates[e])) refuse("experts: expert " + text(e) + " was chosen and has no forms");
+        if (!has_gates && gates[e]) refuse("experts: expert " + text(e) + " has a gate, positive takes none");
+        const bool gate_codes = !has_gates || gates[e]->quantised();
+        codes &= gate_codes && ups[e]->quantised() && downs[e]->quantised();
+        floats |= !gate_codes || !ups[e]->quantised();
         chosen.push_back(e);
       }
     if (codes && hidden.width() % GROUP == 0)
@@ -279,20 +289,23 @@ struct Engine {
     std::vector<RowGroup> outer;
     hidden.resize(some.rows()), each.resize(some.rows());
     for (size_t e : chosen) {
-      const Form &gate = *gates[e], &up = *ups[e], &down = *downs[e];
+      const Form &up = *ups[e], &down = *downs[e];
+      const Form& gate = gates[e] ? *gates[e] : up;  // without one: `up` is looked at twice
       if (!gate.data() || !up.data() || !down.data()) refuse("experts: a form without memory");
       if (gate.inputs() != x.width() || up.inputs() != x.width() || gate.outputs() != hidden.width() || up.outputs() != hidden.width() ||
           down.inputs() != hidden.width() || down.outputs() != each.width())
         refuse("experts: forms of expert " + text(e) + " have other shapes");
       const auto bias = [&](const Biases& all, int width) { return all[e] ? vector(*all[e], width, "bias") : nullptr; };
       const int first = starts[e], rows = starts[e + 1] - first;
-      inner.push_back({first, rows, &gate.weight, &up.weight, bias(gate_biases, hidden.width()), bias(up_biases, hidden.width())});
+      inner.push_back(
+          {first, rows, gates[e] ? &gate.weight : nullptr, &up.weight, bias(gate_biases, hidden.width()), bias(up_biases, hidden.width())});
       outer.push_back({first,
                        rows,
                        {&down.weight, nullptr, bias(down_biases, each.width()), each.floats() + size_t(first) * each.width(),
                         size_t(each.width()), false}});
     }
-    k.grouped_gated(pool, some.quant(), inner.data(), int(inner.size()), activation_named(activation), hidden.quant_out());
+    const Activation kind = activation == "positive" ? Activation::positive : activation_named(activation);
+    k.grouped_gated(pool, some.quant(), inner.data(), int(inner.size()), kind, hidden.quant_out());
     const QuantRows q = hidden.quant();
     k.grouped_products(pool, &q, hidden.floats(), hidden.width(), outer.data(), int(outer.size()));
   }
@@ -306,7 +319,10 @@ struct Engine {
     for (size_t e : chosen) {
       const int first = starts[e], rows = starts[e + 1] - first;
       some.gather(x, from.data() + first, rows, floats || !x.quantised(), pool);
-      gated(some, {gates[e], ups[e]}, {gate_biases[e], up_biases[e]}, hidden, spare, activation);
+      if (gates[e])
+        gated(some, {gates[e], ups[e]}, {gate_biases[e], up_biases[e]}, hidden, spare, activation);
+      else
+        squared(some, *ups[e], up_biases[e], hidden);
       linear(hidden, {downs[e]}, {down_biases[e]}, {&given}, false);
       std::memcpy(each.floats() + size_t(first) * each.width(), given.floats(), size_t(rows) * each.width() * 4);
     }

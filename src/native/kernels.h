@@ -33,7 +33,7 @@ struct RowGroup {
   Product product;
 };
 
-// The same for a gate and what stands beside it. Biases may be null.
+// The same for a gate and what stands beside it. Biases may be null, and so may the gates of all groups: then what is positive is squared.
 struct GateGroup {
   int first, rows;
   const Weight *gate, *up;

@@ -598,17 +598,18 @@ void grouped_products(Pool& pool, const QuantRows* q, const float* x, int inputs
 }
 
 // activation(x Gate^T) * (x Up^T), quantised as it is computed: a pair of panels is one group of 32 of the next product's inputs. Different
-// matrices with different rows, which all have as many inputs and outputs.
+// matrices with different rows, which all have as many inputs and outputs. Without gates: what is positive of x Up^T, squared.
 void grouped_gated(Pool& pool, const QuantRows& x, const GateGroup* groups, int count, Activation activation, const QuantOut& out) {
   if (!count) return;
-  const int pairs = groups[0].gate->outputs / GROUP;  // of each group
+  const int pairs = groups[0].up->outputs / GROUP;  // of each group
+  const bool has_gates = groups[0].gate != nullptr;
   std::vector<QuantRows> parts;
   std::vector<Outliers> outliers;
   size_t bytes = 0;
   int most = 0;
   for (int i = 0; i < count; i++) {
     parts.push_back(rows_from(x, groups[i].first, groups[i].rows)), outliers.emplace_back(parts.back());
-    bytes += groups[i].gate->bytes() + groups[i].up->bytes();
+    bytes += (has_gates ? groups[i].gate->bytes() : 0) + groups[i].up->bytes();
     most = groups[i].rows > most ? groups[i].rows : most;
   }
   const Pieces pieces(pool, pairs * count, most, bytes);
@@ -629,8 +630,10 @@ void grouped_gated(Pool& pool, const QuantRows& x, const GateGroup* groups, int 
     any_form_rows<2>(*groups[i].up, 2 * pair, parts[i], outliers[i], scratch_of_thread(), [&](int row, int rows, const F32(*acc)[2]) {
       for (int t = 0; t < rows; t++) {
         F32 both[2];
-        for (int p = 0; p < 2; p++)
-          both[p] = gate_up(load(gates + (row + t) * GROUP + p * PANEL), biased(acc[t][p], bias, pair * GROUP + p * PANEL), activation);
+        for (int p = 0; p < 2; p++) {
+          const F32 up = biased(acc[t][p], bias, pair * GROUP + p * PANEL);
+          both[p] = has_gates ? gate_up(load(gates + (row + t) * GROUP + p * PANEL), up, activation) : squared(up);
+        }
         quantize_group(both[0], both[1], out, size_t(groups[i].first + row + t) * pairs + pair);
       }
     });
@@ -642,7 +645,7 @@ void grouped_gated(Pool& pool, const QuantRows& x, const GateGroup* groups, int 
     const int end = pieces.begin(piece + 1);
     for (int first = pieces.begin(piece); first < end; first += at_once) {
       const int some = end - first < at_once ? end - first : at_once;
-      for (int n = 0; n < some; n++) compute_gate(first + n, &gates[n * each]);
+      for (int n = 0; has_gates && n < some; n++) compute_gate(first + n, &gates[n * each]);
       for (int n = 0; n < some; n++) compute_up(first + n, &gates[n * each]);
     }
   });

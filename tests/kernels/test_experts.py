@@ -65,8 +65,10 @@ def test_among_equal_experts_the_lower_is_chosen(engine: _native.Engine) -> None
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "F32", "F16"])
-@pytest.mark.parametrize("biased", [False, True])
-def test_experts(engine: _native.Engine, kind: str, biased: bool) -> None:
+@pytest.mark.parametrize(
+    ("activation", "biased"), [("silu", False), ("clamped", True), ("positive", False), ("positive", True)]
+)
+def test_experts(engine: _native.Engine, kind: str, activation: str, biased: bool) -> None:
     experts, used, width, hidden, count = 6, 2, 64, 96, 29
     rng = np.random.default_rng(1)
     x = rng.standard_normal((count, width)).astype(np.float32)
@@ -83,12 +85,12 @@ def test_experts(engine: _native.Engine, kind: str, biased: bool) -> None:
     ]
     routed, router = routing(experts, used, "softmax")
     router_weight = rng.standard_normal((experts, width)).astype(np.float32)
-    activation = "clamped" if biased else "silu"
+    has_gates = activation != "positive"
 
     def computed(some: np.ndarray) -> np.ndarray:
         h, out = rows(some), _native.Rows(width)
         engine.route(h, float_form(engine, router_weight), None, None, None, _native.Rows(experts), routed)
-        forms = [[made[e][i][0] for e in range(experts)] for i in range(3)]
+        forms = [[made[e][i][0] if i or has_gates else None for e in range(experts)] for i in range(3)]
         extra = [[biases[e][i] for e in range(experts)] for i in range(3)]
         work = [_native.Rows(size) for size in (width, hidden, hidden, width, width)]
         engine.experts(h, routed, *forms, *extra, activation, work, out)
@@ -105,8 +107,9 @@ def test_experts(engine: _native.Engine, kind: str, biased: bool) -> None:
             e = chosen.experts[row, rank]
             gate, up, down = (weight for _, weight in made[e])
             some = seen(x[row : row + 1])
-            both = reference.linear(some, gate, biases[e][0]), reference.linear(some, up, biases[e][1])
-            inner = seen(reference.activated_gate(*both, activation))
+            beside = reference.linear(some, up, biases[e][1])
+            turned = reference.linear(some, gate, biases[e][0]) if has_gates else beside
+            inner = seen(reference.activated_gate(turned, beside, activation))
             expected[row] += chosen.weights[row, rank] * reference.linear(inner, down, biases[e][2])[0]
     assert np.abs(found - expected).max() < (1e-2 if kind.startswith("Q") else 1e-4) * expected.std()
 
@@ -119,5 +122,7 @@ def test_an_expert_that_was_chosen_must_be_there(engine: _native.Engine) -> None
     work = [_native.Rows(32) for _ in range(5)]
     nobody = [None, None]
     engine.experts(h, routed, *[[form, None]] * 3, nobody, nobody, nobody, "silu", work, _native.Rows(32))
+    with pytest.raises(ValueError, match="expert 0 has a gate, positive takes none"):
+        engine.experts(h, routed, *[[form, None]] * 3, nobody, nobody, nobody, "positive", work, _native.Rows(32))
     with pytest.raises(ValueError, match="expert 0 was chosen and has no forms"):
         engine.experts(h, routed, *[[None, form]] * 3, nobody, nobody, nobody, "silu", work, _native.Rows(32))

@@ -26,7 +26,7 @@ def audit(store: AgentStore, turns: Sequence[Turn] = ()) -> None:
 
 
 def _audit_tree(store: AgentStore, nodes: list[Node], turns: Sequence[Turn]) -> None:
-    claims = Counter(id(node) for turn in turns for node in turn._claimed)
+    claims = Counter(id(node) for turn in turns for node in turn._blocks.claimed)
     for node in nodes:
         assert node.parent is not None
         assert node.claims == claims[id(node)], f"{node.claims} claims, {claims[id(node)]} by open turns"

@@ -8,10 +8,29 @@ from pathlib import Path
 
 import pytest
 
-from kv.simulated_disk import memory_directory
+from everwarm.kv.store import AgentStore
+from kv.audit import audit
+from kv.fake import open_store
+from kv.simulated_disk import UnsyncedFiles, memory_directory
 
 
 @pytest.fixture
 def tmp_path() -> Iterator[Path]:
     with memory_directory() as path:
         yield path
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Where a store is, or will be."""
+    return tmp_path
+
+
+@pytest.fixture
+def store(root: Path) -> Iterator[AgentStore]:
+    """A store that is audited in the end. Its model is that of `fake`, with the layers that the test has asked for."""
+    store = open_store(root, files=UnsyncedFiles())
+    yield store
+    store.flush()
+    audit(store)
+    store.close()

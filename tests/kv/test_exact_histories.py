@@ -48,7 +48,8 @@ class Talk:
         if budget_blocks is not None:
             index = self.llm.agents.index
             index._node_bytes = 0  # tiny models have tiny blocks
-            index.resize(budget_blocks * index.block_bytes)
+            states = 0 if index.states is None else 5 * index.states.block_bytes  # of two sequences, and one besides
+            index.resize(budget_blocks * index.block_bytes + states)
 
     def close(self) -> None:
         store = self.llm.agents

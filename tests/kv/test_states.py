@@ -3,8 +3,10 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from everwarm.kv import container
 from everwarm.kv.receipt import Cause
 from everwarm.kv.store import AgentStore
 from everwarm.kv.tools.gc import carry_out, plan
@@ -12,11 +14,8 @@ from everwarm.kv.tools.import_ import import_agent
 from everwarm.kv.tools.verify import verify
 from kv import fake
 from kv.audit import audit
-from kv.fake import BLOCK_TOKENS, CAPACITY, MESSAGE_END, check, compute, directory, disk, open_store, talk
-from kv.simulated_disk import UnsyncedFiles, memory_directory
-
-EVERY = 8 * BLOCK_TOKENS
-LONG = [10 + number % 97 for number in range(5 * EVERY + 3)]
+from kv.fake import BLOCK_TOKENS, CAPACITY, MESSAGE_END, check, compute, disk, talk
+from kv.kept_apart import EVERY, LONG, damage, files_of, opened, path_beside
 
 
 @pytest.fixture(autouse=True, params=[("state",), ("window", "state")], ids=" and ".join)
@@ -25,23 +24,8 @@ def kinds(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def root() -> Iterator[Path]:
-    with memory_directory() as path:
-        yield path
-
-
-@pytest.fixture
-def store(root: Path) -> Iterator[AgentStore]:
-    store = open_store(root, files=UnsyncedFiles())
-    yield store
-    store.flush()
-    audit(store)
-    store.close()
-
-
 def state_files(store: AgentStore) -> list[Path]:
-    return list(directory(store).glob("blocks/*.state.safetensors"))
+    return files_of(store, "state")
 
 
 @pytest.mark.parametrize("length", [1, 7, 8, 9, 64, 100, 300])
@@ -98,7 +82,7 @@ def test_only_the_last_ends_stay(store: AgentStore) -> None:
 
 
 def test_what_is_collected_is_not_a_state_that_somebody_needs(root: Path) -> None:
-    store = open_store(root, files=UnsyncedFiles())
+    store = opened(root)
     for end in (20, 35, 50):
         talk(store, "alice", LONG[:end])
     store.close()
@@ -106,30 +90,65 @@ def test_what_is_collected_is_not_a_state_that_somebody_needs(root: Path) -> Non
     place = disk(store)
     carry_out(place, plan(place, before=0.0, quota=1 << 40))
     assert len(state_files(store)) == there
-    store = open_store(root, files=UnsyncedFiles())
+    store = opened(root)
     assert talk(store, "alice", [*LONG[:35], 1]).cached_tokens == 35
     audit(store)
     store.close()
 
 
-@pytest.mark.parametrize("damage", ["flipped", "truncated", "missing"])
-def test_a_state_that_is_damaged_is_a_miss_and_the_one_before_it_is_used(root: Path, damage: str) -> None:
-    store = open_store(root, files=UnsyncedFiles())
+DAMAGES = [
+    ("flipped", "checksum"),
+    ("truncated", "truncated: "),
+    ("missing", "is gone"),
+    ("another layout", "layout is "),
+]
+
+
+@pytest.mark.parametrize(("how", "reason"), DAMAGES)
+def test_a_state_that_is_damaged_is_a_miss_and_the_one_before_it_is_used(root: Path, how: str, reason: str) -> None:
+    store = opened(root)
     talk(store, "alice", LONG)
-    end = store.find("alice").chain()[-1]
-    path = directory(store) / "blocks" / f"{end.key.hex()}.state.safetensors"
-    store.close()
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.unlink()
-    if damage != "missing":
-        path.write_bytes(data if damage == "flipped" else data[:-1])
-    store = open_store(root, files=UnsyncedFiles())
+    store.evict("alice")
+    damage_state(path_beside(store, store.find("alice").chain()[-1].key, "state"), how)
     receipt = talk(store, "alice", [*LONG, 1])
-    assert (receipt.cached_tokens, receipt.known_tokens) == (5 * EVERY, len(LONG))
+    assert (receipt.cached_tokens, receipt.known_tokens, receipt.cause) == (5 * EVERY, len(LONG), Cause.LOST)
+    assert reason in receipt.reason
+    assert store.stats().quarantined == (how != "missing")
     audit(store)
     assert talk(store, "alice", [*LONG, 1, 1]).cached_tokens == len(LONG) + 1  # mended
     store.close()
+
+
+@pytest.mark.parametrize(("how", "reason"), DAMAGES)
+def test_a_state_that_was_damaged_before_a_start_is_a_miss_as_well(root: Path, how: str, reason: str) -> None:
+    """One that is missing or has another size shows when a store is opened, the others when it is read."""
+    store = opened(root)
+    talk(store, "alice", LONG)
+    store.close()
+    damage_state(path_beside(store, store.find("alice").chain()[-1].key, "state"), how)
+    store = opened(root)
+    receipt = talk(store, "alice", [*LONG, 1])
+    assert (receipt.cached_tokens, receipt.known_tokens) == (5 * EVERY, len(LONG))
+    at_start = how in ("missing", "truncated")
+    assert receipt.cause == (Cause.EVICTED if at_start else Cause.LOST)
+    assert ("what was kept at token 323 is not there any more" if at_start else reason) in receipt.reason
+    assert store.stats().quarantined == (how != "missing")
+    audit(store)
+    store.close()
+
+
+def damage_state(path: Path, how: str) -> None:
+    if how == "another layout":
+        path.write_bytes(of_another_layout(path.read_bytes()))
+    damage(path, how)
+
+
+def of_another_layout(data: bytes) -> bytes:
+    """A whole state with a right checksum, which says that it is of another layout."""
+    header, rest = data[: container.ALIGNMENT], np.frombuffer(data[container.ALIGNMENT :], np.uint8)
+    digest = fake.model_ids().layout.digest.encode()
+    blank, _ = container.split_checksum(header.replace(digest, digest[::-1]))
+    return container.with_checksum(blank, container.checksum(blank, [rest])) + rest.tobytes()
 
 
 def test_an_export_carries_the_state_of_the_end(store: AgentStore, root: Path) -> None:

@@ -8,19 +8,23 @@ from pathlib import Path
 import pytest
 
 import everwarm
-from kv.torture import AGENTS, CONTEXT, COPY, Book, Plan, check_files, run_life
+from kv.torture import AGENTS, COPY, Book, Plan, check_files, run_life, write_tiny
 from short_and_long import short_and_long
-from tiny import Tiny
+
+
+def tortured(cycles: int, model: str) -> dict[str, int]:
+    """In a process of its own, which has no threads: it forks. Returns its counts."""
+    command = [sys.executable, Path(__file__).with_name("torture.py"), str(cycles), "--model", model]
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr[-4000:]
+    counts: dict[str, int] = json.loads(run.stdout.splitlines()[-1])
+    return counts
 
 
 @pytest.mark.slow
 @short_and_long("cycles", 60, 1000)
 def test_processes_that_are_killed_leave_every_acknowledged_turn_behind(cycles: int) -> None:
-    """In a process of its own, which has no threads: it forks."""
-    script = Path(__file__).with_name("torture.py")
-    run = subprocess.run([sys.executable, script, str(cycles)], capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr[-4000:]
-    counts = json.loads(run.stdout.splitlines()[-1])
+    counts = tortured(cycles, "tiny")
     # What was meant to happen did happen. How often depends on the machine: the instants of death are in seconds.
     assert counts["cycles"] == cycles
     assert counts["wrong answers"] == counts["lost acknowledged turns"] == 0
@@ -35,13 +39,23 @@ def test_processes_that_are_killed_leave_every_acknowledged_turn_behind(cycles: 
         assert counts["found one that was not acknowledged"] > 0
 
 
+@pytest.mark.slow
+@short_and_long("cycles", 20, 500)
+def test_processes_with_a_hybrid_model_that_are_killed_leave_every_acknowledged_turn_behind(cycles: int) -> None:
+    counts = tortured(cycles, "hybrid")
+    assert counts["cycles"] == cycles
+    assert counts["wrong answers"] == counts["lost acknowledged turns"] == 0
+    assert counts["killed"] > 0.8 * cycles
+    assert min(counts["acknowledged"], counts["warm turns"], counts["tokens compared"]) > 0
+
+
 @pytest.mark.parametrize("ending", ["close", "exit", "term"])
 @pytest.mark.parametrize("durability", ["async", "turn"])
 def test_a_process_that_ends_by_itself_leaves_everything_behind(home: Path, ending: str, durability: str) -> None:
     """`term`: SIGTERM as the command line handles it. Nothing is flushed but by the end itself."""
     home.mkdir()
     model = home / "tiny.gguf"
-    Tiny(layers=1, width=64, heads=2, kv_heads=1, head_dim=32, ffn=64, context=CONTEXT).write(model)
+    write_tiny(model)
     book = Book()
     run_life(Plan(str(model), 4, durability, "64MiB", 8, 0.02, ending), book, None, fresh=True)
     if durability == "turn":  # with `async`, the last one is usually on its way

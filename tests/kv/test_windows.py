@@ -13,11 +13,9 @@ from everwarm.kv.tools.verify import verify
 from everwarm.types import Run
 from kv import fake
 from kv.audit import audit
-from kv.fake import BLOCK_TOKENS, CAPACITY, MESSAGE_END, REACH, check, compute, directory, disk, open_store, talk
-from kv.simulated_disk import UnsyncedFiles, memory_directory
-
-EVERY = 8 * BLOCK_TOKENS
-LONG = [10 + number % 97 for number in range(5 * EVERY + 3)]
+from kv.fake import BLOCK_TOKENS, CAPACITY, MESSAGE_END, REACH, check, compute, disk, open_store, talk
+from kv.kept_apart import EVERY, LONG, damage, files_of, opened, path_beside
+from kv.simulated_disk import UnsyncedFiles
 
 
 @pytest.fixture(autouse=True)
@@ -26,23 +24,8 @@ def windows() -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def root() -> Iterator[Path]:
-    with memory_directory() as path:
-        yield path
-
-
-@pytest.fixture
-def store(root: Path) -> Iterator[AgentStore]:
-    store = open_store(root, files=UnsyncedFiles())
-    yield store
-    store.flush()
-    audit(store)
-    store.close()
-
-
 def window_files(store: AgentStore) -> int:
-    return len(list(directory(store).glob("blocks/*.window.safetensors")))
+    return len(files_of(store, "window"))
 
 
 def needed(*positions: int) -> int:
@@ -120,10 +103,10 @@ def test_old_ends_are_dropped_as_the_history_grows(store: AgentStore) -> None:
 
 
 def test_a_restart_finds_them(root: Path) -> None:
-    store = open_store(root, files=UnsyncedFiles())
+    store = opened(root)
     talk(store, "alice", LONG)
     store.close()
-    store = open_store(root, files=UnsyncedFiles())
+    store = opened(root)
     audit(store)
     assert store.find("alice").beside
     receipt = talk(store, "alice", [*LONG, 1])
@@ -132,16 +115,13 @@ def test_a_restart_finds_them(root: Path) -> None:
 
 
 def test_a_damaged_window_is_a_miss_and_the_mark_before_it_is_used(root: Path) -> None:
-    store = open_store(root, files=UnsyncedFiles())
+    store = opened(root)
     talk(store, "alice", LONG)
     last = store.find("alice").beside[-1]
-    path = directory(store) / "blocks" / f"{last.key.hex()}.window.safetensors"
     store.close()
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
+    damage(path_beside(store, last.key, "window"), "flipped")
     assert [finding.what for finding in verify(disk(store)).damaged] == ["checksum"]
-    store = open_store(root, files=UnsyncedFiles())
+    store = opened(root)
     receipt = talk(store, "alice", [*LONG, 1])
     assert (receipt.cached_tokens, receipt.known_tokens, receipt.reason) == (5 * EVERY, len(LONG), "checksum")
     assert store.stats().quarantined == 1
@@ -150,18 +130,14 @@ def test_a_damaged_window_is_a_miss_and_the_mark_before_it_is_used(root: Path) -
     store.close()
 
 
-@pytest.mark.parametrize("kind", ["truncated", "missing"])
-def test_a_window_that_is_gone_costs_what_follows_the_mark_before(root: Path, kind: str) -> None:
-    store = open_store(root, files=UnsyncedFiles())
+@pytest.mark.parametrize("how", ["truncated", "missing"])
+def test_a_window_that_is_gone_costs_what_follows_the_mark_before(root: Path, how: str) -> None:
+    store = opened(root)
     talk(store, "alice", LONG)
     last = store.find("alice").beside[-1]
-    path = directory(store) / "blocks" / f"{last.key.hex()}.window.safetensors"
     store.close()
-    if kind == "missing":
-        path.unlink()
-    else:
-        path.write_bytes(path.read_bytes()[:-1])
-    store = open_store(root, files=UnsyncedFiles())
+    damage(path_beside(store, last.key, "window"), how)
+    store = opened(root)
     assert talk(store, "alice", [*LONG, 1]).cached_tokens == 5 * EVERY
     audit(store)
     store.close()
@@ -204,7 +180,7 @@ def test_an_export_ends_at_the_last_mark_whose_windows_are_there(store: AgentSto
     talk(store, "alice", LONG)
     store.evict("alice")
     last = store.find("alice").beside[-1]
-    (directory(store) / "blocks" / f"{last.key.hex()}.window.safetensors").unlink()
+    damage(path_beside(store, last.key, "window"), "missing")
     assert fake.export_agent(store, "alice", root / "alice.safetensors").kv_tokens == 5 * EVERY
     import_agent(store, root / "alice.safetensors", "bob")
     assert talk(store, "bob", [*LONG, 1]).cached_tokens == 5 * EVERY

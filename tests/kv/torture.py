@@ -1,4 +1,4 @@
-"""Agents that talk, in processes that are killed: `python tests/kv/torture.py CYCLES [--seed N]`.
+"""Agents that talk, in processes that are killed: `python tests/kv/torture.py CYCLES [--seed N] [--model hybrid]`.
 
 A cycle is the life of one process. It opens the store that its predecessor has left, tells what is in it, talks as
 three agents (and as copies of them), and is ended at a random instant by SIGKILL; now and then it closes the store and
@@ -52,12 +52,31 @@ from everwarm.kv.disk.files import Files
 from everwarm.llm import LLM, End, Event
 from everwarm.setting_kinds import PREFIX
 from everwarm.text.history import tokenise, wanted_runs
+from golden.oracles.cases import CASES
 from tiny import Tiny
 
 AGENTS = ["alice", "bob", "carol"]
 COPY = "dave"
 CONTEXT = 512
 FRESH_EVERY = 30
+
+
+def write_tiny(path: Path) -> None:
+    """A layer of attention."""
+    Tiny(layers=1, width=64, heads=2, kv_heads=1, head_dim=32, ffn=64, context=CONTEXT).write(path)
+
+
+def write_hybrid(path: Path) -> None:
+    """Layers with a state, and one of attention."""
+    (case,) = [case for case in CASES if case.name == "qwen35"]
+    case.unpack(path.parent).rename(path)
+
+
+MODELS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "tiny": (write_tiny, "160KiB"),
+    "hybrid": (write_hybrid, "1MiB"),
+}
+"""How each is written, and a KV budget that is soon full."""
 
 
 @dataclass(frozen=True)
@@ -439,13 +458,12 @@ def check_files(home: Path) -> int:
     return len(files)
 
 
-def torture(cycles: int, seed: int, home: Path) -> Counter[str]:
+def torture(cycles: int, seed: int, home: Path, which: str = "tiny") -> Counter[str]:
     """Raises AssertionError, with all that was wrong, after the first cycle in which something was."""
     home.mkdir(parents=True, exist_ok=True)
     os.environ[PREFIX + "HOME"] = str(home)
-    model = home / "tiny.gguf"
-    tiny = Tiny(layers=1, width=64, heads=2, kv_heads=1, head_dim=32, ffn=64, context=CONTEXT)
-    tiny.write(model)
+    model, (write, small_budget) = home / "model.gguf", MODELS[which]
+    write(model)
     book = Book()
     for cycle in range(cycles):
         draw = random.Random(1_000_003 * seed + cycle)
@@ -454,7 +472,7 @@ def torture(cycles: int, seed: int, home: Path) -> Counter[str]:
             str(model),
             draw.randrange(1 << 30),
             draw.choices(["turn", "async"], [0.75, 0.25])[0],
-            draw.choices(["64MiB", "160KiB"], [0.75, 0.25])[0],
+            draw.choices(["64MiB", small_budget], [0.75, 0.25])[0],
             None if ending == "killed" else draw.randrange(1, 6),
             draw.choice([0, 0, 0.005]),
             ending,
@@ -478,6 +496,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cycles", type=int, nargs="?", default=300)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--model", choices=MODELS, default="tiny")
     parser.add_argument("--life", help=argparse.SUPPRESS)
     parser.add_argument("--out", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -486,7 +505,7 @@ def main() -> None:
         return
     directory = Path(tempfile.mkdtemp(prefix="everwarm-torture-"))
     started = time.monotonic()
-    counts = torture(given.cycles, given.seed, directory / "home")
+    counts = torture(given.cycles, given.seed, directory / "home", given.model)
     shutil.rmtree(directory)
     print(
         f"{counts['cycles']} cycles, {counts['killed']} kills, {counts['wrong answers']} wrong answers, "

@@ -92,3 +92,52 @@ def test_a_file_without_a_model() -> None:
 def test_bad_metadata_is_named(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         read(**changes)
+
+
+MAMBA: dict[str, object] = {
+    "general.architecture": "mamba2",
+    "mamba2.block_count": 2,
+    "mamba2.context_length": 128,
+    "mamba2.embedding_length": 64,
+    "mamba2.attention.layer_norm_rms_epsilon": 1e-5,
+    "mamba2.ssm.conv_kernel": 4,
+    "mamba2.ssm.inner_size": 128,
+    "mamba2.ssm.state_size": 32,
+    "mamba2.ssm.time_step_rank": 4,
+    "mamba2.ssm.group_count": 1,
+}
+
+
+def read_mamba(**changes: object):
+    return read_config(MAMBA | {f"mamba2.ssm.{key}": value for key, value in changes.items()}, 100)  # type: ignore[arg-type]
+
+
+def test_a_state_follows_from_the_metadata() -> None:
+    (layer, _) = read_mamba().state_shape
+    assert (layer.conv, layer.state) == (3 * (128 + 2 * 32), 128 * 32)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"state_size": 1 << 20}, "a state of 562,038,272 bytes in each layer .* at most 268,435,456 are supported"),
+        ({"conv_kernel": 1 << 30}, "a state of 824,633,736,448 bytes in each layer"),
+        ({"conv_kernel": 2**31 - 1, "state_size": 1 << 22}, r"a state of 72,\d{3},\d{3},\d{3},\d{3},\d{3} bytes"),
+        ({"conv_kernel": 1}, "a convolution over 1 token"),
+        ({"conv_kernel": 1 << 40}, r"mamba2\.ssm\.conv_kernel = 1,099,511,627,776: must be at most 2,147,483,647"),
+        ({"inner_size": 1 << 40}, r"mamba2\.ssm\.inner_size = 1,099,511,627,776: must be at most 2,147,483,647"),
+        ({"state_size": 1 << 28}, "rows of 536,871,040 elements, at most 16,777,216 are supported"),
+        ({"time_step_rank": 3}, "3 heads with a state in 1 groups, 128 elements in all: they do not fit together"),
+        ({"group_count": 3}, "4 heads with a state in 3 groups, 128 elements in all: they do not fit together"),
+    ],
+)
+def test_states_that_can_not_be_are_refused_with_the_figures(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        read_mamba(**changes)
+
+
+def test_a_short_convolution_that_can_not_be_is_refused_with_the_figures() -> None:
+    lfm = {"lfm2." + key.removeprefix("llama."): value for key, value in LLAMA.items() if key.startswith("llama.")}
+    lfm |= {"general.architecture": "lfm2", "lfm2.attention.head_count_kv": [0, 2], "lfm2.shortconv.l_cache": 1 << 22}
+    with pytest.raises(ModelError, match="a state of 1,073,741,568 bytes in each layer"):
+        read_config(lfm, 100)  # type: ignore[arg-type]

@@ -15,7 +15,6 @@ import pytest
 from gguf.quants import dequantize
 
 import everwarm
-from everwarm.errors import ModelError
 from everwarm.kernels import _native
 from everwarm.kernels.native import NativeStep
 from everwarm.model.architectures import ARCHITECTURES
@@ -27,9 +26,6 @@ from kv.test_exact_histories import Talk, seen, words  # noqa: F401  # a fixture
 from model.test_exactness import logits, native, together
 from model.test_transformer import logits as all_logits
 from model.test_transformer import opened
-
-NOT_YET = {"nemotron_h_moe", "nemotron_h_moe-latent"}
-"""Cases that can't be opened yet. Whoever adds an architecture takes its cases off this list."""
 
 F32_ERROR = 2e-3
 """Of the reference backend, relative to the spread of the logits. Usually 1e-5: both compute in f32."""
@@ -46,8 +42,6 @@ MOST_OTHER_ROUTES = 0.02
 CHUNKS = (1, 17, 64)
 """Compared with chunks of 512."""
 
-RUN = [case for case in CASES if case.name not in NOT_YET]
-
 
 def test_every_architecture_has_a_case() -> None:
     assert all(any(f"{case.name}-".startswith(f"{name}-") for case in CASES) for name in ARCHITECTURES)
@@ -56,17 +50,6 @@ def test_every_architecture_has_a_case() -> None:
 def test_every_case_has_its_files_and_no_file_is_left_over() -> None:
     files = {path for case in CASES for path in (case.gguf, case.golden)}
     assert {path for path in CASES[0].gguf.parent.iterdir() if path.suffix != ".json"} == files
-
-
-@pytest.mark.parametrize("case", [case for case in CASES if case.name in NOT_YET], ids=lambda case: case.name)
-def test_a_case_that_is_not_supported_yet_is_refused(case: Case, tmp_path: Path) -> None:
-    """If this fails because it can be opened: take the case off `NOT_YET`, so that its logits are compared."""
-    with pytest.raises(ModelError):
-        opened(case.unpack(tmp_path))
-
-
-def test_the_list_of_cases_that_are_not_supported_yet_names_only_cases() -> None:
-    assert {case.name for case in CASES} >= NOT_YET
 
 
 @pytest.mark.parametrize("name", ["llama-experts", "gpt-oss-mxfp4", "deepseek2", "falcon-h1"])
@@ -106,7 +89,7 @@ class Opened:
         return np.asarray(np.abs(sums - self.golden["logsumexp"]) / self.golden["std"])
 
 
-@pytest.fixture(params=RUN, ids=lambda case: case.name, scope="module")
+@pytest.fixture(params=CASES, ids=lambda case: case.name, scope="module")
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Opened:
     return Opened(request.param, tmp_path_factory.mktemp("oracles"))
 

@@ -21,8 +21,8 @@ from everwarm.engine.sequence import Sequence as EngineSequence
 from everwarm.errors import EverwarmError
 from everwarm.generation.replay import Reader, replay
 from everwarm.generation.runtime import Runtime
+from everwarm.kv.answers import answers_by_digest
 from everwarm.kv.store import AgentStore
-from everwarm.kv.turn import answers_by_digest
 from everwarm.text.history import tokenise, wanted_runs
 from everwarm.types import Segment
 from everwarm.waiting import Cancellation

@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from everwarm.events import Answer
+from everwarm.kv.answers import Answered
 from everwarm.kv.manifest import TextDigest
-from everwarm.kv.turn import Answered
 from everwarm.text.history import wanted_runs
 from everwarm.text.output_parser import OutputParser
 from everwarm.types import Run, Segment

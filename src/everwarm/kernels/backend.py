@@ -128,7 +128,7 @@ class Router:
 class Expert:
     """The matrices of one expert."""
 
-    gate: Affine
+    gate: Affine | None  # None: what is positive of the product with `up` is squared
     up: Affine
     down: Affine
 
@@ -345,7 +345,9 @@ class Step(Protocol):
         """The experts that some row takes; None if that is not known yet, because the step is being recorded."""
 
     def experts(self, x: Array, routed: Any, experts: Sequence[Expert | None], activation: str) -> Array:
-        """What the experts of each row give, weighted. Those that nobody has chosen may be None."""
+        """What the experts of each row give, weighted. Those that nobody has chosen may be None. Experts without gates
+        have the activation `positive`.
+        """
 
     def weigh(self, x: Array, h: Array, by: F32) -> Array:
         """Each row of x times the sigmoid of that row of h times a vector."""

@@ -404,7 +404,7 @@ class NativeStep:
         self, x: _native.Rows, routed: _native.Routing, experts: Sequence[Expert | None], activation: str
     ) -> _native.Rows:
         some = next(expert for expert in experts if expert is not None)
-        hidden, width = some.gate[0].outputs, some.down[0].outputs
+        hidden, width = some.up[0].outputs, some.down[0].outputs
         work = [
             self._backend.buffer("expert", x.width),
             self._backend.buffer("expert hidden", hidden),
@@ -414,7 +414,7 @@ class NativeStep:
         ]
         out = self._backend.buffer("experts", width)
         none: tuple[None, None] = (None, None)
-        gates = [none if expert is None else expert.gate for expert in experts]
+        gates = [none if expert is None or expert.gate is None else expert.gate for expert in experts]
         ups = [none if expert is None else expert.up for expert in experts]
         downs = [none if expert is None else expert.down for expert in experts]
         forms = [[form for form, _ in matrices] for matrices in (gates, ups, downs)]

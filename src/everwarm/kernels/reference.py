@@ -467,7 +467,8 @@ class ReferenceStep:
             assert expert is not None
             rows, ranks = np.nonzero(routed.experts == number)
             some = x[rows]
-            hidden = activated_gate(linear(some, *expert.gate), linear(some, *expert.up), activation)
+            up = linear(some, *expert.up)
+            hidden = activated_gate(up if expert.gate is None else linear(some, *expert.gate), up, activation)
             each[rows, ranks] = linear(hidden, *expert.down)
         return np.asarray((each * routed.weights[:, :, None]).sum(axis=1), np.float32)
 

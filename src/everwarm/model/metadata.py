@@ -269,17 +269,28 @@ def read_state_heads(keys: Keys) -> tuple[int, int, int]:
     """Heads with a state, groups of them, and elements of each head."""
     heads, groups = keys.positive("ssm.time_step_rank"), keys.positive("ssm.group_count")
     inner, state, taps = (keys.positive(f"ssm.{key}") for key in ("inner_size", "state_size", "conv_kernel"))
-    check_width(keys, inner + 2 * groups * state, heads)
-    if heads % groups or inner % heads or taps < 2:
+    channels = inner + 2 * groups * state
+    check_width(keys, channels, heads)
+    if heads % groups or inner % heads:
         raise ModelError(
-            f"{keys.architecture}: {heads:,} heads with a state in {groups:,} groups, {inner:,} elements in all, "
-            f"convolutions of {taps:,}: they do not fit together; the file is damaged"
+            f"{keys.architecture}: {heads:,} heads with a state in {groups:,} groups, {inner:,} elements in all: "
+            "they do not fit together; the file is damaged"
         )
-    if (size := 4 * inner * state) > MOST_STATE_BYTES:
-        raise ModelError(
-            f"{keys.architecture}: a state of {size:,} bytes in each layer, at most {MOST_STATE_BYTES:,} are supported"
-        )
+    check_state(keys, taps, channels, inner * state)
     return heads, groups, inner // heads
+
+
+def check_state(keys: Keys, taps: int, channels: int, elements: int = 0) -> None:
+    """Of one layer and sequence: the last rows of a convolution over `taps` tokens, and what else it keeps."""
+    if taps < 2:
+        raise ModelError(f"{keys.architecture}: a convolution over {taps:,} token: the file is damaged")
+    size = 4 * ((taps - 1) * channels + elements)
+    if size > MOST_STATE_BYTES:
+        raise ModelError(
+            f"{keys.architecture}: a state of {size:,} bytes in each layer (a convolution of {channels:,} channels "
+            f"over {taps:,} tokens, and {elements:,} numbers), at most {MOST_STATE_BYTES:,} are supported; the file is "
+            "damaged, or hostile"
+        )
 
 
 def read_mamba(keys: Keys) -> MambaSpec:

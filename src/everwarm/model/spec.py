@@ -118,6 +118,7 @@ class ExpertsSpec:
     beside: int = 0  # width of a dense feed-forward beside them; both have norms of their own, the router, too
     shared_width: int = 0  # of a feed-forward that every token takes besides
     shared_gate: bool = False  # what that gives is weighted by the sigmoid of a product
+    latent_width: int = 0  # experts take and give so many elements, of which products make a row; 0: the row itself
 
 
 @dataclass(frozen=True, slots=True)

@@ -257,15 +257,16 @@ def _feed_forward_shapes(layer: LayerSpec, spec: FeedForwardSpec, width: int) ->
     optional: Shapes = {}
     ffn, experts = spec.width, spec.experts
     parts = ("gate", "up", "down") if spec.gated else ("up", "down")
+    outer = experts.latent_width or width if experts is not None else width
     for name in ("ffn_{}",) if experts is None else [f"ffn_{{}}.{number}" for number in range(experts.count)]:
         for part in parts:
-            rows, columns = (width, ffn) if part == "down" else (ffn, width)
+            rows, columns = (outer, ffn) if part == "down" else (ffn, outer)
             required |= {f"{name.format(part)}.weight": (rows, columns)}
             optional |= {f"{name.format(part)}.bias": (rows,)}
     if layer.output_scale:
         optional |= {"layer_output_scale.weight": (1,)}
     if experts is not None:
-        required |= _router_shapes(experts, width)
+        required |= _router_shapes(experts, width, spec.gated)
         if experts.expert_scales:
             optional |= {"ffn_down_exps.scale": (experts.count,)}
         optional |= {"ffn_gate_inp.bias": (experts.count,)}
@@ -331,16 +332,15 @@ def _latent_shapes(attention: AttentionSpec, latent: LatentSpec, width: int) -> 
     return shapes
 
 
-def _router_shapes(experts: ExpertsSpec, width: int) -> Shapes:
+def _router_shapes(experts: ExpertsSpec, width: int, gated: bool) -> Shapes:
     shapes: Shapes = {"ffn_gate_inp.weight": (experts.count, width)}
     if experts.selection_bias:
         shapes |= {"exp_probs_b.bias": (experts.count,)}
     if shared := experts.shared_width:
-        shapes |= {
-            "ffn_gate_shexp.weight": (shared, width),
-            "ffn_up_shexp.weight": (shared, width),
-            "ffn_down_shexp.weight": (width, shared),
-        }
+        shapes |= {"ffn_gate_shexp.weight": (shared, width)} if gated else {}
+        shapes |= {"ffn_up_shexp.weight": (shared, width), "ffn_down_shexp.weight": (width, shared)}
+    if latent := experts.latent_width:
+        shapes |= {"ffn_latent_down.weight": (latent, width), "ffn_latent_up.weight": (width, latent)}
     if beside := experts.beside:
         shapes |= {
             "ffn_gate.weight": (beside, width),

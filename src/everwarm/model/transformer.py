@@ -68,9 +68,9 @@ class _LayerWeights:
     def matrix(self, name: str) -> Affine:
         return self.get(f"{self.prefix}{name}.weight"), self.bias(name)
 
-    def expert(self, number: int) -> Expert:
-        gate, up, down = (self.matrix(f"ffn_{part}.{number}") for part in ("gate", "up", "down"))
-        return Expert(gate, up, down)
+    def expert(self, number: int, gated: bool) -> Expert:
+        gate = self.matrix(f"ffn_gate.{number}") if gated else None
+        return Expert(gate, self.matrix(f"ffn_up.{number}"), self.matrix(f"ffn_down.{number}"))
 
 
 class Transformer:
@@ -178,10 +178,11 @@ class Transformer:
                 x = step.scale(x, float(tensors.vector("layer_output_scale")[0]))
         return x
 
-    def _hidden(self, step: Step, ffn: FeedForwardSpec, h: Array, tensors: "_LayerWeights") -> Array:
+    def _hidden(self, step: Step, ffn: FeedForwardSpec, h: Array, tensors: "_LayerWeights", suffix: str = "") -> Array:
         if ffn.gated:
-            return step.gated(h, tensors.matrix("ffn_gate"), tensors.matrix("ffn_up"), ffn.activation)
-        (up,) = step.linear(h, [tensors.matrix("ffn_up")])
+            gate, up = (tensors.matrix(f"ffn_{part}{suffix}") for part in ("gate", "up"))
+            return step.gated(h, gate, up, ffn.activation)
+        (up,) = step.linear(h, [tensors.matrix(f"ffn_up{suffix}")])
         return step.gate(up, step.copy(up), "positive")
 
     def _recurrent(self, step: Step, slot: int, spec: RecurrentSpec, h: Array, tensors: "_LayerWeights") -> Array:
@@ -306,13 +307,20 @@ class Transformer:
             h = step.norm(x, tensors.vector("pre_ffw_norm_2"), epsilon)
         chosen = step.chosen(routed)
         wanted = range(spec.count) if chosen is None else frozenset(chosen)
-        experts = [tensors.expert(number) if number in wanted else None for number in range(spec.count)]
-        y = step.experts(h, routed, experts, ffn.activation)
+        experts = [tensors.expert(number, ffn.gated) if number in wanted else None for number in range(spec.count)]
+        activation = ffn.activation if ffn.gated else "positive"
+        if spec.latent_width:
+            (latent,) = step.linear(h, [tensors.matrix("ffn_latent_down")])
+            y = step.experts(latent, routed, experts, activation)
+            (y,) = step.linear(y, [tensors.matrix("ffn_latent_up")])
+            y = step.copy(y, role="from latent")  # products of the shared expert would take its rows
+        else:
+            y = step.experts(h, routed, experts, activation)
         if dense is not None:
             return step.add(step.norm_heads(y, tensors.vector("post_ffw_norm_2"), epsilon, 1), dense, 1.0)
         if not spec.shared_width:
             return y
-        hidden = step.gated(h, tensors.matrix("ffn_gate_shexp"), tensors.matrix("ffn_up_shexp"), ffn.activation)
+        hidden = self._hidden(step, ffn, h, tensors, "_shexp")
         if not spec.shared_gate:
             return step.add_linear(y, hidden, tensors.matrix("ffn_down_shexp"))
         (shared,) = step.linear(hidden, [tensors.matrix("ffn_down_shexp")])

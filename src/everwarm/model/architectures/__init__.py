@@ -56,5 +56,6 @@ ARCHITECTURES: dict[str, Callable[[Keys], Body]] = {
     "lfm2moe": lfm2.read,
     "falcon-h1": falcon_h1.read,
     "nemotron_h": nemotron_h.read,
+    "nemotron_h_moe": nemotron_h.read,
     "mamba2": mamba2.read,
 }

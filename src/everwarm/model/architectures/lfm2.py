@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from everwarm.model.metadata import (
     Keys,
+    check_state,
     read_attention,
     read_expert_width,
     read_experts,
@@ -19,6 +20,7 @@ def read(keys: Keys) -> Body:
         routed = FeedForwardSpec(read_expert_width(keys), experts=replace(experts, selection_bias=True))
     leading = keys.get("leading_dense_block_count", 0) if experts is not None else 0
     conv = ShortConvSpec(keys.positive("shortconv.l_cache"), keys.positive("embedding_length"))
+    check_state(keys, conv.taps, conv.channels)
     layers = []
     for number, kv_heads in enumerate(read_kv_heads(keys)):
         feed_forward = dense if number < leading else routed
