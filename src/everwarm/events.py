@@ -92,6 +92,8 @@ class Usage:
     cached_tokens: int = 0  # of the prompt, not computed again
     completion_tokens: int = 0
     reasoning_tokens: int = 0  # of the completion
+    drafted_tokens: int = 0  # computed ahead of the completion: see the receipt
+    accepted_tokens: int = 0  # of these right
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ import numpy.typing as npt
 from everwarm import config, kernels
 from everwarm.engine.admission import Admission
 from everwarm.engine.budget import Budget
+from everwarm.engine.drafts.drafts import Drafts
 from everwarm.engine.engine import Engine
 from everwarm.engine.prefill import check_prompt, prefill, too_long
 from everwarm.engine.processors import Constraint
@@ -147,6 +148,7 @@ class LLM:
         self._engine: Engine | None = None
         self.admission = Admission(Budget(self._index, MOST_RUNNING))
         self._ahead = Ahead() if settings.prefill_ahead else None
+        self.drafts = Drafts(settings.draft_memory, self.backend.exact) if settings.speculate else None
         self._opening = threading.Lock()
         self._chat: ChatFormat | TemplateError | None = None
         self._long_texts: Line[None] = Line()
@@ -227,8 +229,7 @@ class LLM:
                 raise RequestError("the model is closed: load it again")
             if self._agents is None:
                 self._agents = self._open_agents()
-                if self._ahead is not None:
-                    self._agents.before_removal = partial(self._ahead.forget, self._new_engine())
+                self._agents.before_removal = partial(_forget, self._ahead, self.drafts, self._new_engine())
                 atexit.register(self._agents.close)  # at the latest when the process ends
                 # Not on this thread: the garbage collector may run on the writer's own, or on one that holds a lock.
                 forgotten = weakref.finalize(self, _thread.start_new_thread, _close, (self._agents, self._ahead))
@@ -335,6 +336,7 @@ class LLM:
             model=self.model,
             rows=self.backend.rows,
             weights=self.weights,
+            drafts=self.drafts,
             exact=self.backend.exact,
         )
 
@@ -646,6 +648,14 @@ def _reader(
     chat: ChatFormat, tools: Sequence[Mapping[str, Any]] | None, prompt: Sequence[Segment], strict: bool
 ) -> OutputParser:
     return chat.parser(tools, prompt, strict=strict)()
+
+
+def _forget(ahead: Ahead | None, drafts: Drafts | None, engine: Engine, tenant: str, agent: str) -> None:
+    """An agent is to be removed."""
+    if ahead is not None:
+        ahead.forget(engine, tenant, agent)
+    if drafts is not None:
+        drafts.forget(tenant)
 
 
 def _close(agents: AgentStore, ahead: Ahead | None) -> None:

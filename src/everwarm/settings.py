@@ -91,6 +91,15 @@ class Settings:
         help="while nobody asks for anything, compute a history as the next request will show it, where the chat "
         "template writes earlier turns anew",
     )
+    speculate: bool = switch(
+        default=True,
+        help="draft the next tokens from what was said before and verify them in one step, where that is faster; "
+        "answers are the same, bit for bit",
+    )
+    draft_memory: int = byte_count(
+        default=40 << 20,
+        help="memory for what agents have said, to draft from: 36 MB for a million tokens",
+    )
     restore: str = choice("auto", "always", help="read KV from disk where that is faster than computing it, or always")
     tool_parser: str = choice(
         "auto", "none", "hermes", "qwen3-coder", "seed", "minimax", "glm", "llama3", "mistral", "mistral-json",

@@ -12,6 +12,7 @@
 #include "arguments.h"
 #include "cpu.h"
 #include "engine.h"
+#include "suffixes.h"
 #include "tape.h"
 
 namespace nb = nanobind;
@@ -101,6 +102,34 @@ NB_MODULE(_native, m) {
       },
       "logits"_a.noconvert(), "allowed"_a.noconvert(), "isa"_a = "",
       "Set logits[i] to -infinity unless bit i % 32 of allowed[i / 32] is set. How many are allowed.");
+
+  nb::class_<Suffixes>(m, "Suffixes")
+      .def(nb::init<size_t>(), "most_tokens"_a)
+      .def_prop_ro("tokens", &Suffixes::tokens)
+      .def_prop_ro("size_bytes", &Suffixes::size_bytes)
+      .def_prop_ro_static("bytes_per_token", [](nb::handle) { return Suffixes::bytes_per_token(); })
+      .def("append", &Suffixes::append, "token"_a)
+      .def(
+          "extend",
+          [](Suffixes& s, IntArray tokens) {
+            for (size_t i = 0; i < tokens.size(); i++) s.append(tokens.data()[i]);
+          },
+          "tokens"_a.noconvert(), nb::call_guard<nb::gil_scoped_release>(), "Store tokens; nobody else may use the index meanwhile.")
+      .def(
+          "absorb",
+          [](Suffixes& s, IntArray tokens, size_t begin, size_t end) {
+            if (begin > end || end > tokens.size())
+              refuse("absorb: " + text(begin) + " to " + text(end) + " of " + text(tokens.size()) + " tokens");
+            s.absorb(tokens.data(), begin, end);
+          },
+          "tokens"_a.noconvert(), "begin"_a, "end"_a, "Store what of tokens[begin:end] is not there yet.")
+      .def(
+          "draft",
+          [](const Suffixes& s, const std::vector<int>& tail, int most) {
+            auto found = s.draft(tail, most);
+            return std::make_tuple(found.match, std::move(found.tokens), std::move(found.support));
+          },
+          "tail"_a, "most"_a, "How long the longest match is, what has followed it, and how sure each token of that is.");
 
   nb::class_<Form>(m, "Form")
       .def(nb::init<const std::string&, int, int>(), "kind"_a, "outputs"_a, "inputs"_a)

@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass, field
 from itertools import count
+from types import SimpleNamespace
 from typing import Any, cast
 
+from everwarm.engine.drafts.proposal import NOTHING, Proposal
 from everwarm.engine.scheduler import (
     FEW_ROWS,
     FIRST_ROWS,
@@ -35,8 +37,11 @@ class Waiting:
     def in_one_step(self) -> int:
         return self.pending
 
-    def draft(self) -> list[int]:
-        return []
+    turn = SimpleNamespace(kv=SimpleNamespace(length=100))
+    draft: Proposal = NOTHING
+
+    def proposal(self, most: int) -> Proposal:
+        return self.draft
 
 
 def chosen(scheduler: Scheduler, *running: Waiting) -> list[tuple[Waiting, int]]:
@@ -111,3 +116,18 @@ def test_idle_steps_grow_and_shrink_with_the_time_they_take() -> None:
     assert max(seen) * 1e-4 <= IDLE_S
     assert seen[-1] * 1e-2 <= IDLE_S
     assert chosen(scheduler, Waiting(16_000))[0][1] == 192, "what others take was not learned from it"
+
+
+def test_a_draft_is_computed_if_it_is_worth_its_time() -> None:
+    sure, likely, unlikely = Proposal([5, 6], [1.0, 1.0], 2), Proposal([7, 8], [0.9, 0.8]), Proposal([9], [0.05])
+    ones = [Waiting(1, draft=sure), Waiting(1, draft=likely), Waiting(1), Waiting(1, draft=unlikely), Waiting(90)]
+
+    def drafts(scheduler: Scheduler) -> list[tuple[int, ...]]:
+        return [part.draft for part in scheduler.choose(cast(Any, ones))]
+
+    scheduler = Scheduler()
+    assert drafts(scheduler) == [(5, 6), (), (), (), ()]  # nothing is known of times
+    for rows, seconds in ((1, 0.0100), (4, 0.0103), (8, 0.0107)) * 20:
+        batch = [Part(cast(Sequence, Waiting(1)), Kind.DECODE, 1, rows, (1,) * (rows - 1))]
+        scheduler.took(batch, seconds)
+    assert drafts(scheduler)[:3] == [(5, 6), (7, 8), ()]

@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from everwarm import config
-from everwarm.cli import bench_load, bench_text, bench_ttft
+from everwarm.cli import bench_load, bench_text, bench_ttft, bench_workload
 from everwarm.cli.console import err, human_bytes, out, print_json
 from everwarm.cli.options import Json, KvType, Model, Threads
 from everwarm.errors import ConfigError
@@ -32,6 +32,14 @@ def speed(
     runs: Annotated[int, typer.Option(help="Runs of each measurement.", min=1)] = 3,
     isa: Annotated[str, typer.Option(help="Instruction set; `all` adds a row for each, and one for BLAS.")] = "auto",
     peer: Annotated[str | None, typer.Option(help="`llama.cpp`: measure it in the same run, run by run.")] = None,
+    workload: Annotated[
+        str | None,
+        typer.Option(
+            help="Instead: decode on the work of agents with and without drafts. `all`, or some of edit, json, tool, "
+            "summary, prose, separated by commas; at most --decode-tokens of each answer."
+        ),
+    ] = None,
+    agents: Annotated[int, typer.Option(help="With --workload: so many agents at once.", min=1, max=64)] = 1,
     threads: Threads = None,
     kv_type: KvType = None,
     as_json: Json = False,
@@ -44,10 +52,14 @@ def speed(
     if peer not in (None, bench.PEER):
         raise ConfigError(f"--peer {peer}: known is {bench.PEER}")
     path = resolve(model, config.home())
+    if workload is not None:
+        settings: dict[str, Given] = {"threads": threads, "kv_type": kv_type, "isa": isa}
+        bench_workload.workload(path, workload, agents, decode_tokens, runs, settings, peer is not None, as_json)
+        return
     works = [bench.Work("prefill", size) for size in bench_text.numbers("--prompt-tokens", prompt_tokens, 1)]
     works += [bench.Work("decode", decode_tokens, at) for at in bench_text.numbers("--depth", depth, 0)]
     isas = [*supported_isas(), "blas"] if isa == "all" else [None if isa == "auto" else isa]
-    settings: dict[str, Given] = {"threads": threads, "kv_type": kv_type}
+    settings = {"threads": threads, "kv_type": kv_type}
     series, ceiling = bench.run(path, works, runs, settings, isas, peer is not None, bench_text.teller())
     rows = _rows(series, _bytes_of_a_token(path), ceiling)
     report = {

@@ -17,7 +17,7 @@ from queue import Empty, SimpleQueue
 import numpy as np
 import numpy.typing as npt
 
-from everwarm.engine.scheduler import Kind, Part, Scheduler
+from everwarm.engine.scheduler import Kind, Part, Scheduler, decode
 from everwarm.engine.sequence import Sequence
 from everwarm.engine.shared_prefill import without_repetition
 from everwarm.errors import CancelledError, CapacityError, EverwarmError
@@ -41,6 +41,7 @@ class Engine:
         self._closed = False
         self._thread: threading.Thread | None = None
         self.steps = self.preemptions = 0
+        self.passes = self.drafted = self.accepted = 0  # of all sequences: see `Sequence`
         self.batch_sizes: Counter[int] = Counter()
         self.cancel_waits: Counter[int] = Counter()  # steps from a cancellation until the blocks were free
 
@@ -136,6 +137,10 @@ class Engine:
                     part.sequence.room.grow(kv.size_bytes)
                     break
                 except CapacityError as error:
+                    if part.draft:  # nobody makes room for a draft
+                        part, drafted = decode(part.sequence), part
+                        batch[batch.index(drafted)] = part
+                        continue
                     victim = min(self._running, key=lambda one: (one.priority, -one.arrival))
                     if self._alone():
                         self._end(victim, error)
@@ -149,7 +154,7 @@ class Engine:
         return len(self._running) == 1 and self._running[0].room.admission.inside <= 1
 
     def _run(self, batch: list[Part]) -> F32 | None:
-        started = time.perf_counter()
+        started, spent_s = time.perf_counter(), self._model.backend.spent()["attention"]
         spans = []
         for part in batch:
             at = part.sequence.turn.kv.length
@@ -164,7 +169,7 @@ class Engine:
         seconds = time.perf_counter() - started
         self.steps += 1
         self.batch_sizes[len(batch)] += 1
-        self._scheduler.took(batch, seconds)
+        self._scheduler.took(batch, seconds, self._model.backend.spent()["attention"] - spent_s)
         for part in batch:
             if part.kind is Kind.PREFILL:
                 part.sequence.computed += part.rows
@@ -192,20 +197,33 @@ class Engine:
         that the draft has got wrong is given back.
         """
         sequence, kv = part.sequence, part.sequence.turn.kv
-        over, right = False, 0
-        for number, row in enumerate(rows):
-            if sequence.cancelled:
-                break
-            sampled = sequence.sampler.sample(row)
-            sequence.tokens.append(sampled.token)
-            sequence.turn.append([sampled.token])
-            over = sequence.output.accept(sampled)
-            if over or number == len(part.draft) or part.draft[number] != sampled.token:
-                break
-            right += 1
-        if part.draft:
-            kv.truncate(kv.length - len(part.draft) + right)
+        before, over, right = len(sequence.tokens), False, 0
+        try:
+            for number, row in enumerate(rows):
+                if sequence.cancelled:
+                    break
+                sampled = sequence.sampler.sample(row)
+                sequence.tokens.append(sampled.token)
+                sequence.turn.append([sampled.token])
+                over = sequence.output.accept(sampled)
+                if over or number == len(part.draft) or part.draft[number] != sampled.token:
+                    break
+                right += 1
+        finally:
+            if part.draft:
+                kv.truncate(kv.length - len(part.draft) + right)
+        new = sequence.tokens[before:]
+        if new:
+            self._count(sequence, len(part.draft), right)
+            if sequence.proposer is not None:
+                sequence.proposer.accepted(new)
         return over
+
+    def _count(self, sequence: Sequence, drafted: int, accepted: int) -> None:
+        for counts in (self, sequence):
+            counts.passes += 1
+            counts.drafted += drafted
+            counts.accepted += accepted
 
     def _preempt(self, sequence: Sequence) -> None:
         self.preemptions += 1

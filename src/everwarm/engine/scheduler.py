@@ -1,7 +1,8 @@
 """Which rows are computed in the next step.
 
-Everyone who decodes gets one row. The rest is prefill, of whoever has had least of it so far, the more important first.
-Prompts that are nearly done (most of them were in the cache) go before all others: they take little, and their first
+Everyone who decodes gets one row, and more if a draft is worth its time. The rest is prefill, of whoever has had least
+of it so far, the more important first. Prompts that are nearly done (most of them were in the cache) go before all
+others: they take little, and their first
 token is what somebody waits for.
 
 The budget of a step is a time, because what a row takes differs a hundredfold between models: so long, and no longer,
@@ -12,6 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
+from everwarm.engine.drafts.plan import MOST_DRAFT, STEP_S, lengths
+from everwarm.engine.drafts.row_cost import RowCost
 from everwarm.engine.sequence import Sequence
 
 MOST_ROWS = 512
@@ -25,9 +28,8 @@ LEAST_ALONE = 32
 FULL_ROWS = 32
 """Longer steps are a multiple of it: what kernels and blocks of KV leave over at the end of a chunk costs up to 3 %."""
 
-STEP_S = 0.115
-"""Of a step in which someone decodes. A person reads on without noticing; a chunk this long runs near full speed."""
 LEAST_ROWS = 16
+"""Of prefill in a step in which someone decodes, which takes `STEP_S`."""
 TILE_ROWS = 8
 """What the kernels compute at a time: fewer take as long."""
 
@@ -65,8 +67,7 @@ class Part:
         return self.known + len(self.draft)
 
 
-def decode(sequence: Sequence) -> Part:
-    draft = tuple(sequence.draft())
+def decode(sequence: Sequence, draft: tuple[int, ...] = ()) -> Part:
     return Part(sequence, Kind.DECODE, 1, 1 + len(draft), draft)
 
 
@@ -76,7 +77,7 @@ def prefill(sequence: Sequence, most: int) -> Part:
 
 
 class Scheduler:
-    """Chooses, and learns how long a row of prefill takes."""
+    """Chooses, and learns how long rows take."""
 
     def __init__(self, most_rows: int = MOST_ROWS, step_s: float = STEP_S, alone_s: float = ALONE_S) -> None:
         self._most_rows = most_rows
@@ -84,6 +85,7 @@ class Scheduler:
         self._alone_s = alone_s
         self._row_s: float | None = None
         self._idle_rows = TILE_ROWS
+        self._row_cost = RowCost()
 
     def choose(self, running: Iterable[Sequence]) -> list[Part]:
         there = list(running)
@@ -108,10 +110,27 @@ class Scheduler:
             if left > 0 and id(one) not in chosen:
                 batch.append(prefill(one, left))
                 left -= batch[-1].rows
-        return batch
+        return self._with_drafts(batch)
 
-    def took(self, batch: list[Part], seconds: float) -> None:
-        """A step is over."""
+    def _with_drafts(self, batch: list[Part]) -> list[Part]:
+        """Those who decode, with as much of their drafts as is worth its time."""
+        proposals = [
+            (part.sequence.turn.kv.length, part.sequence.proposal(MOST_DRAFT))
+            for part in batch
+            if part.kind is Kind.DECODE
+        ]
+        if not any(proposal.tokens for _, proposal in proposals):
+            return batch
+        other_rows = sum(part.rows for part in batch if part.kind is Kind.PREFILL)
+        chosen = lengths(proposals, other_rows, self._row_cost)
+        drafted = [
+            decode(part.sequence, tuple(proposal.tokens[:count])) if count else part
+            for part, (_, proposal), count in zip(batch, proposals, chosen, strict=False)
+        ]
+        return drafted + batch[len(drafted) :]
+
+    def took(self, batch: list[Part], seconds: float, attention_s: float = 0.0) -> None:
+        """A step is over, of which attention took a part."""
         if batch[0].sequence.idle:
             if seconds > IDLE_S:
                 self._idle_rows = max(1, self._idle_rows // 2)
@@ -119,7 +138,11 @@ class Scheduler:
                 self._idle_rows = min(self._most_rows, 2 * self._idle_rows)
             return
         rows = sum(part.rows for part in batch if part.kind is Kind.PREFILL)
-        if rows >= MEASURED_ROWS:
+        if not rows:
+            rows = sum(part.rows for part in batch)
+            depth = sum(part.rows * part.sequence.turn.kv.length for part in batch)
+            self._row_cost.took(rows, depth, seconds, attention_s)
+        elif rows >= MEASURED_ROWS:
             each = seconds / rows
             self._row_s = each if self._row_s is None else 0.5 * self._row_s + 0.5 * each
 

@@ -4,12 +4,12 @@ What is to be computed is `tokens[kv.length:]`: at first the prompt, later the t
 preemption what was lost.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Protocol
 
 from everwarm.engine.admission import Room
+from everwarm.engine.drafts.proposal import NOTHING, Proposal, Proposes
 from everwarm.engine.sampler import SampledToken, Sampler
 from everwarm.kv.index.pool import GONE
 from everwarm.kv.turn import Alone, Turn
@@ -36,7 +36,11 @@ class Sequence:
     tokens: list[int]
     sampler: Sampler
     output: Output
-    propose: Callable[[], list[int]] | None = None  # a draft: tokens that may come next, verified in one step
+    proposer: Proposes | None = None  # of drafts: tokens that may come next, verified in one step
+    most_tokens: int | None = None  # of prompt and answer: no draft goes beyond them
+    passes: int = 0  # steps that gave tokens
+    drafted: int = 0  # rows that were computed for drafts
+    accepted: int = 0  # of these right
     computed: int = 0  # tokens of prefill so far, for fairness
     idle: bool = False  # computed only while nobody else is there
     cancelled: bool = False
@@ -54,11 +58,14 @@ class Sequence:
         stop = self.turn.stop
         return self.pending if stop is None else min(self.pending, stop - self.turn.kv.length)
 
-    def draft(self) -> list[int]:
-        """Tokens that may come next, no more than the KV has room for."""
-        if self.propose is None or self.turn.kv.state != GONE:  # a state can't be taken back
-            return []
-        return self.propose()[: max(0, self.turn.kv.capacity - len(self.tokens))]
+    def proposal(self, most: int) -> Proposal:
+        """Tokens that may come next: no more than the KV has room for, and than can still be asked for."""
+        if self.proposer is None or self.turn.kv.state != GONE:  # a state can't be taken back
+            return NOTHING
+        most = min(most, self.turn.kv.capacity - len(self.tokens))
+        if self.most_tokens is not None:
+            most = min(most, self.most_tokens - len(self.tokens) - 1)
+        return self.proposer.propose(self.tokens, most) if most > 0 else NOTHING
 
     @property
     def priority(self) -> int:

@@ -8,12 +8,13 @@ An iterator that is not read to its end may be closed by the garbage collector, 
 closing it only puts a message into the engine's inbox; turn and memory are given back where the sequence ends.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
 from typing import Protocol
 
+from everwarm.engine.drafts.proposer import Proposer
 from everwarm.engine.prefill import check_prompt, too_long
 from everwarm.engine.sampler import Sampler
 from everwarm.engine.sequence import Sequence
@@ -22,7 +23,7 @@ from everwarm.events import End, Event, Failed, Usage
 from everwarm.generation.ahead import Ahead, Job
 from everwarm.generation.output import EventQueue, Output, Stopped, StopQueue
 from everwarm.generation.replay import has_odd_calls, replay
-from everwarm.generation.request import Drafter, Request
+from everwarm.generation.request import Request
 from everwarm.generation.runtime import Runtime
 from everwarm.kv.manifest import answer_places, text_digests
 from everwarm.kv.receipt import Cause, Receipt, Why
@@ -60,6 +61,7 @@ class _Computation:
     receipt: Receipt
     sampler: Sampler
     output: Output
+    sequence: Sequence
 
 
 class Generation:
@@ -179,13 +181,24 @@ class Generation:
         output = Output(request, runtime.tokenizer, ids, self._continues(ids), queue, stopped)
         owner = turn or alone
         assert owner is not None
-        sequence = Sequence(owner, room, list(ids), sampler, output)
-        sequence.propose = proposer(sequence, constrained=constraint is not None, drafter=request.drafter)
+        proposer = self._proposer(ids, sampler, turn)
+        most_tokens = min(len(ids) + request.max_tokens, request.context)
+        sequence = Sequence(owner, room, list(ids), sampler, output, proposer, most_tokens)
         self._sequence = sequence  # from now on `cancel` reaches it
         if self._cancelled.is_set():
             raise CancelledError("cancelled")
         runtime.engine.submit(sequence)
-        return _Computation(turn, prompt, receipt, sampler, output)
+        return _Computation(turn, prompt, receipt, sampler, output, sequence)
+
+    def _proposer(self, ids: list[int], sampler: Sampler, turn: Turn | None) -> Proposer | None:
+        """What drafts the next tokens; None if nothing does."""
+        request, drafts, lookup = self._request, self._runtime.drafts, None
+        if drafts is None and request.drafter is None:
+            return None
+        if drafts is not None and request.drafter is None:
+            tenant = None if turn is None else turn.tenant
+            lookup = drafts.lookup(ids, request.context, tenant, greedy=request.sampling.temperature == 0)
+        return Proposer(sampler, request.drafter, lookup)
 
     def _open_turn(self, held: ExitStack, store: AgentStore) -> Turn:
         request, context = self._request, self._runtime.model.config.context
@@ -203,8 +216,16 @@ class Generation:
             raise CancelledError("cancelled")
         if output.answer.calls:
             receipt.tool_format = output.answer.calls[0].format or None
-        usage = Usage(receipt.prompt_tokens, receipt.cached_tokens, len(output.tokens), output.reasoning_tokens)
+        sequence = computation.sequence
+        receipt.passes = sequence.passes
+        receipt.drafted_tokens, receipt.accepted_tokens = sequence.drafted, sequence.accepted
+        usage = Usage(
+            receipt.prompt_tokens, receipt.cached_tokens, len(output.tokens), output.reasoning_tokens,
+            sequence.drafted, sequence.accepted,
+        )  # fmt: skip
         if computation.turn is not None and request.keep:
+            if self._runtime.drafts is not None:
+                self._runtime.drafts.remember(computation.turn.tenant, sequence.tokens)
             self._commit(computation.turn, computation.prompt, output, usage)
         return End(receipt, output.finish_reason, usage, output.stop, computation.sampler.spent_s, request.choice)
 
@@ -284,21 +305,6 @@ class Generation:
             yield True
         finally:
             self._runtime.long_texts.leave(None)
-
-
-def proposer(sequence: Sequence, *, constrained: bool, drafter: Drafter | None) -> Callable[[], list[int]] | None:
-    """What drafts the next tokens of a sequence: those that a constraint forces, else those of the drafter."""
-    if not constrained:
-        return None if drafter is None else lambda: drafter(sequence.tokens)
-
-    def propose() -> list[int]:
-        try:
-            forced = sequence.sampler.forced()
-        except Exception:  # the sampler will fail in the same way, which ends this sequence and no other
-            return []
-        return forced if forced or drafter is None else drafter(sequence.tokens)
-
-    return propose
 
 
 def _check_length(ids: list[int], context: int, long: bool) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from everwarm.engine.drafts.proposer import Drafter
 from everwarm.engine.processors import Constraint
 from everwarm.engine.sampling import Sampling
 from everwarm.events import Answer, FinishReason, Usage
@@ -12,8 +13,6 @@ from everwarm.text.output_parser import OutputParser, PlainText
 from everwarm.types import Segment
 
 Message = Mapping[str, Any]
-Drafter = Callable[[list[int]], list[int]]
-"""Given the tokens so far, proposes some that may come next; on the engine's thread, so it must be quick."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from everwarm.engine.admission import Admission
+from everwarm.engine.drafts.drafts import Drafts
 from everwarm.engine.engine import Engine
 from everwarm.kernels.backend import RowOperations
 from everwarm.kv.index.index import Index
@@ -27,4 +28,5 @@ class Runtime:
     model: Transformer
     rows: RowOperations  # for sampling
     weights: WeightCache
+    drafts: Drafts | None  # None: no tokens are drafted
     exact: bool  # whether the same bits are computed with and without a cache

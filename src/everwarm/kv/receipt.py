@@ -57,6 +57,9 @@ class Receipt:
     save_s: float = 0.0  # from the last token until the turn was safe
     error: str | None = None  # why it was not saved
     replayed_answers: int = 0  # came back spelt anew and keep the tokens that they were sampled with
+    passes: int = 0  # steps of the engine that gave tokens of the answer; with the accepted ones, as many as it has
+    drafted_tokens: int = 0  # computed ahead of the answer, in the hope that they come
+    accepted_tokens: int = 0  # of these right
     tool_format: str | None = None  # how the answer's calls were written: as in `--tool-parser`, or `lenient`
 
     rules: tuple[str, ...] = ()  # the rules (`--prompt-rules`) that changed the prompt

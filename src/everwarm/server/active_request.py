@@ -75,7 +75,9 @@ class ActiveRequest:
         """Of all choices together, so far."""
         prompt = sum(receipt.prompt_tokens for receipt in self.receipts)
         cached = sum(receipt.cached_tokens for receipt in self.receipts)
-        return Usage(prompt, cached, self.outcome.completion_tokens, self._reasoning_tokens)
+        drafted = sum(receipt.drafted_tokens for receipt in self.receipts)
+        accepted = sum(receipt.accepted_tokens for receipt in self.receipts)
+        return Usage(prompt, cached, self.outcome.completion_tokens, self._reasoning_tokens, drafted, accepted)
 
     @property
     def receipt(self) -> Receipt | None:

@@ -59,6 +59,11 @@ class Metrics(Collector):
         yield _gauge("sequences_waiting", "Sequences that wait for room in the KV budget.", serving.llm.waiting)
         yield _counter("engine_steps", "Batches computed.", engine.steps)
         yield _counter("preemptions", "Sequences that gave up their memory to others for a while.", engine.preemptions)
+        yield _counter("decode_passes", "Steps that gave tokens, added up over sequences.", engine.passes)
+        yield _counter("drafted_tokens", "Rows computed for drafts of tokens.", engine.drafted)
+        yield _counter("accepted_draft_tokens", "Of these right: tokens without a pass of their own.", engine.accepted)
+        drafts = serving.llm.drafts
+        yield _gauge("draft_memory_bytes", "What drafts are read from.", 0 if drafts is None else drafts.size_bytes)
         yield _histogram("batch_size", "Sequences in a step.", engine.batch_sizes, _SIZES)
         yield _histogram(
             "cancel_wait_steps", "Steps from the cancellation of a sequence until its blocks were free.",

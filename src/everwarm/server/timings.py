@@ -30,6 +30,7 @@ class Timings:
         """
         prompt_ms, predicted_ms = 1e3 * (self._first - self._started), 1e3 * (self._last - self._first)
         computed, decoded = usage.prompt_tokens - usage.cached_tokens, max(0, self._tokens - 1)
+        drafts = {"draft_n": usage.drafted_tokens, "draft_n_accepted": usage.accepted_tokens}
         return {
             "cache_n": usage.cached_tokens,
             "prompt_n": computed,
@@ -40,7 +41,7 @@ class Timings:
             "predicted_ms": predicted_ms,
             "predicted_per_token_ms": _ratio(predicted_ms, decoded),
             "predicted_per_second": _ratio(1e3 * decoded, predicted_ms),
-        }
+        } | (drafts if usage.drafted_tokens else {})
 
 
 class PromptProgress:

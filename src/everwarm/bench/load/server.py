@@ -109,24 +109,27 @@ def everwarm(model: Path, home: Path, settings: Mapping[str, Given], *flags: str
     return ServerProcess("everwarm", command, environment, None)
 
 
-def llama_cpp(model: Path, slots: int, context: int, threads: int) -> ServerProcess:
+def llama_cpp(model: Path, slots: int, context: int, threads: int, *flags: str) -> ServerProcess:
     """llama.cpp's own server with as many slots as there are agents, and room in each for a whole conversation."""
     port = _free_port()
     command = [
         _llama_server(), "--model", str(model), "--host", "127.0.0.1", "--port", str(port), "--parallel", str(slots),
         "--ctx-size", str(slots * context), "--threads", str(threads), "--threads-batch", str(threads),
-        "--flash-attn", "on", "--cont-batching", "--cache-prompt", "--no-webui",
+        "--flash-attn", "on", "--cont-batching", "--cache-prompt", "--no-webui", *flags,
     ]  # fmt: skip
     return ServerProcess("llama.cpp", command, os.environ, f"http://127.0.0.1:{port}")
 
 
 def _llama_server() -> str:
-    """Where `make peers` has put it, or wherever it is on the path."""
-    here = Path.cwd() / ".venv-peers" / "bin" / "llama-server"
-    found = str(here) if here.exists() else shutil.which("llama-server")
-    if found is None:
-        raise ConfigError("--peer llama.cpp: there is no llama-server; `make peers` builds it in the source tree")
-    return found
+    """EVERWARM_LLAMA_SERVER, what `make peers` has built, or wherever it is on the path."""
+    here = str(Path.cwd() / ".venv-peers" / "bin" / "llama-server")
+    for candidate in (os.environ.get("EVERWARM_LLAMA_SERVER"), here, "llama-server"):
+        if candidate and (found := shutil.which(candidate)):
+            return found
+    raise ConfigError(
+        "--peer llama.cpp: there is no llama-server; `make peers` builds it in the source tree, or set "
+        "EVERWARM_LLAMA_SERVER to its path"
+    )
 
 
 def _free_port() -> int:
