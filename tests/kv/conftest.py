@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kv.s3 import Server, server
 from kv.simulated_disk import memory_directory
 
 
@@ -15,3 +16,10 @@ from kv.simulated_disk import memory_directory
 def tmp_path() -> Iterator[Path]:
     with memory_directory() as path:
         yield path
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[Server]:
+    """An S3 server in a process of its own."""
+    with server() as running:
+        yield running
