@@ -43,7 +43,7 @@ from everwarm.kv.index.index import Index
 from everwarm.kv.index.pool import SequenceKV
 from everwarm.kv.layout import kv_layout
 from everwarm.kv.store import AgentStore
-from everwarm.kv.warm.blockstore import most_bytes
+from everwarm.kv.warm.blockstore import BlockStore, most_bytes
 from everwarm.model.facts import read_model
 from everwarm.model.spec import ModelConfig
 from everwarm.model.transformer import Transformer
@@ -242,7 +242,14 @@ class LLM:
         layout = kv_layout(
             model.kv_shape, model.state_shape, kv_type, self._index.block_tokens, self._index.layer_bytes
         )
-        store = DirectoryStore(config.home() / "agents")
+        directory = DirectoryStore(config.home() / "agents")
+        quota = in_bytes(settings.warm_quota, lambda: most_bytes(directory))
+        store: BlockStore = directory
+        if settings.warm and settings.warm_url:
+            from everwarm.kv.remote.opening import open_warm
+
+            store = open_warm(settings.warm_url, config.home(), cache_quota=quota)
+            quota = store.free_bytes()
         self._index.resize(in_bytes(settings.kv_budget, available_bytes))
         return AgentStore(
             self._index,
@@ -254,13 +261,14 @@ class LLM:
                 kv_type,
             ),
             store if settings.warm else None,
-            quota=in_bytes(settings.warm_quota, lambda: most_bytes(store)),
+            quota=quota,
             most_age_s=settings.warm_age_s,
             durability=settings.durability,
             restore=settings.restore,
             exact=self.backend.exact,
             vocab_size=self.config.vocab_size,
             message_ends=self.tokenizer.eog_ids,
+            owns_store=True,
         )
 
     def conversation(self, agent: str, tenant: str = "") -> list[Message]:
