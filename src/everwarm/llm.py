@@ -29,7 +29,7 @@ from everwarm.engine.prefill import check_prompt, prefill, too_long
 from everwarm.engine.processors import Constraint
 from everwarm.engine.sampling import Sampling, file_sampling
 from everwarm.engine.score import Score, score
-from everwarm.errors import EverwarmError, ModelError, RequestError, TemplateError
+from everwarm.errors import EverwarmError, ModelError, RequestError, StoreError, TemplateError
 from everwarm.events import End, Event
 from everwarm.generation import Ahead, Drafter, Generation, Message, Point, Request, Runtime
 from everwarm.generation.completion import Completion, WeightUse, completed
@@ -251,7 +251,7 @@ class LLM:
             store = open_warm(settings.warm_url, config.home(), cache_quota=quota)
             quota = store.free_bytes()
         self._index.resize(in_bytes(settings.kv_budget, available_bytes))
-        return AgentStore(
+        agents = AgentStore(
             self._index,
             ModelIds(
                 weights_id(self._file, config.home()),
@@ -270,6 +270,10 @@ class LLM:
             message_ends=self.tokenizer.eog_ids,
             owns_store=True,
         )
+        if store.many_writers and agents.read_only:  # it was well just now
+            agents.close()
+            raise StoreError(f"{settings.warm_url}: {agents.read_only}")
+        return agents
 
     def conversation(self, agent: str, tenant: str = "") -> list[Message]:
         """The messages that an agent has heard and said, if its turns came as messages; none if it is unknown."""

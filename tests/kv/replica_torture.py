@@ -98,6 +98,8 @@ def torture(url: str, home: Path, cycles: int, seed: int) -> dict[str, int]:
                 answer = replicas[which].answer()
                 if not taken:
                     _settle(answer, agent, longer, said, begun, counts)
+                elif answer is not None and answer[0]:  # before the other one, or after it, if it had not begun yet
+                    begun[agent] = [longer]
                 counts["frozen"] += 1
             else:
                 _settle(replicas[which].answer(), agent, longer, said, begun, counts)
@@ -110,7 +112,7 @@ def torture(url: str, home: Path, cycles: int, seed: int) -> dict[str, int]:
 
 def _take_over(replica: Replica, agent: str, said: Any, begun: Any, dice: random.Random) -> bool:
     """Another replica takes the turn of a frozen one, once its lease has run out; whether that was acknowledged. From
-    then on the frozen one can't commit.
+    then on the frozen one can't commit the turn that it has begun.
     """
     other = [*said[agent], 5000 + dice.randrange(1000)]
     begun[agent].append(other)

@@ -1,7 +1,7 @@
 """Every `BlockStore` keeps the same promises, and the agent store keeps its own on top of each."""
 
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,7 @@ from everwarm.kv.tools.inventory import open_agents, take_inventory
 from everwarm.kv.tools.verify import repair, verify
 from everwarm.kv.warm.blockstore import BLOCKS, MANIFESTS, Blob, BlockStore, ConflictError, ObjectId
 from kv.fake import BLOCK_TOKENS, model_ids, open_store, talk
+from kv.faulty_store import FaultyStore
 from kv.memory_store import MemoryStore
 from kv.replicas import objects_in_memory
 from kv.s3 import Server
@@ -192,6 +193,59 @@ def test_damage_is_a_miss_and_never_an_answer(place: BlockStore) -> None:
     receipt = talk(store, "alice", [*HISTORY, 1])
     assert (receipt.cached_tokens, receipt.cause, receipt.reason) == (2 * BLOCK_TOKENS, Cause.LOST, "checksum")
     store.close()
+    assert verify(place).clean
+
+
+@pytest.mark.parametrize("area", [BLOCKS, MANIFESTS])
+@pytest.mark.parametrize("at", [0, 3, 8, 37, 60, 4095, 4096, -1])
+def test_any_damaged_byte_is_a_miss_and_never_an_answer(place: BlockStore, area: str, at: int) -> None:
+    store = open_store(place)
+    talk(store, "alice", HISTORY)
+    store.close()
+    for blob, _ in list(place.list(model_ids().directory, area)):
+        data = bytearray(place.read(blob))
+        data[at] ^= 1
+        replace_by_force(place, blob, bytes(data))
+    store = open_store(place)
+    receipt = talk(store, "alice", [*HISTORY, 1])  # compares every byte of KV
+    assert receipt.committed
+    assert receipt.cached_tokens == 0 or area == MANIFESTS
+    store.evict("alice")
+    assert talk(store, "alice", [*HISTORY, 1, 2]).cached_tokens == len(HISTORY) + 1
+    store.close()
+    assert verify(place).clean
+
+
+@pytest.mark.parametrize("lasting", [False, True])
+def test_any_call_that_fails_costs_persistence_and_not_service(
+    place: BlockStore, request: pytest.FixtureRequest, lasting: bool
+) -> None:
+    """Each call fails in turn: what was acknowledged is there after a restart, and KV is never mixed up."""
+    ids = [request.node.callspec.params["place"]]
+    step = 7 if "s3" in ids else 1
+    for nth in range(1, 400, step):
+        faulty = FaultyStore(place)
+        name, said = f"agent {lasting} {nth}", [[]]
+        store = open_store(faulty)
+        faulty.arm(nth, lasting=lasting)
+        for more in ([], [1], [1, 2]):
+            history = [nth, *HISTORY, *more]
+            if talk(store, name, history).committed:
+                said = []
+            said.append(history)
+            with suppress(StoreError):
+                store.evict(name)
+        fired = faulty.fired
+        faulty.heal()
+        store.close()
+        store = open_store(place)
+        with store.open_turn(name, 4096) as turn:
+            assert turn.history.ids in said
+        assert talk(store, name, [nth, *HISTORY, 1, 2, 3]).committed
+        store.close()
+        if not fired:
+            break
+    assert 10 < nth < 399
     assert verify(place).clean
 
 

@@ -106,6 +106,7 @@ def test_what_a_turn_has_uploaded_but_not_committed_yet_stays(objects: Aging, on
     turn.acquire(HISTORY)
     compute(turn, HISTORY)
     one.flush()
+    warm(one).blocks.sync()
     blocks = objects.blocks()
     assert blocks
     assert run(objects) == (0, 0)

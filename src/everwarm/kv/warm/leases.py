@@ -154,8 +154,8 @@ class Leases:
             held.end()
             free = replace(held.manifest, lease=None)
             try:
-                stored = self._blocks.commit(free, free.generation, lambda size: None)
-                self._manifests.saw(free, stored.size)
+                # Its generation stays. Nobody is told: the next turn may have begun, and know better.
+                self._blocks.commit(free, free.generation, lambda size: None)
             except (OSError, StoreError) as error:
                 _log.debug("the lease of agent %s was not given back: %s", free.name, error)
 
