@@ -3,7 +3,9 @@
     python tests/kv/replica_torture.py CYCLES [SEED]
 
 Some processes talk as a few agents, each turn longer than the last acknowledged one. They write to a pipe what was
-acknowledged. Between turns, one of them is killed (SIGKILL), or frozen (SIGSTOP) for longer than its lease and woken.
+acknowledged. In mid-turn one of them is killed (SIGKILL), or frozen (SIGSTOP) for longer than its lease and woken.
+Their clocks differ by minutes. For every second one, 5 % of the calls to the storage fail, 5 % lose their response
+after the work was done, all are slow, and lists are late.
 After each turn, what the storage has is compared: it is the last acknowledged history of the agent, or one that was
 begun since. KV is compared byte by byte by `kv.fake.talk`.
 """
@@ -16,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +29,21 @@ LEASE_S = 0.5
 def work(url: str, home: str, seed: int) -> None:
     """A replica: for each line (agent, history, tokens to add) of its input, one turn and one line of output."""
     from everwarm.errors import TurnLostError
+    from everwarm.kv.remote.objects import Bucket
     from everwarm.kv.remote.opening import open_warm
     from kv.fake import open_store, talk
+    from kv.faulty_objects import FaultyObjects
     from kv.replicas import leases
 
-    place = open_warm(url, Path(home), 1 << 20)
+    objects = FaultyObjects(Bucket.open(url), seed)
+    place = open_warm(url, Path(home), 1 << 20, objects=objects)
     store = open_store(place, quota=place.free_bytes())
     leases(store)._duration_s = LEASE_S
+    skew_s = random.Random(seed).uniform(-300, 300)
+    leases(store)._clock = lambda: time.time() + skew_s
+    if seed % 2:
+        objects.failing = objects.losing = 0.05
+        objects.late, objects.delay_s = 5, 0.002
     print("ready", flush=True)
     for line in sys.stdin:
         agent, tokens = json.loads(line)
@@ -72,7 +83,8 @@ class Replica:
 
 def torture(url: str, home: Path, cycles: int, seed: int) -> dict[str, int]:
     dice = random.Random(seed)
-    replicas = [Replica(url, home, number) for number in range(3)]
+    numbers = count(100 * seed)
+    replicas = [Replica(url, home, next(numbers)) for _ in range(3)]
     said: dict[str, list[int]] = {f"agent {number}": [] for number in range(AGENTS)}
     begun: dict[str, list[list[int]]] = {agent: [] for agent in said}  # since the last acknowledged turn
     counts = {"turns": 0, "acknowledged": 0, "killed": 0, "frozen": 0, "warm": 0}
@@ -88,7 +100,7 @@ def torture(url: str, home: Path, cycles: int, seed: int) -> dict[str, int]:
             if fate in (1, 4, 7):
                 time.sleep(dice.random() * 0.05)
                 replicas[which].end()
-                replicas[which] = Replica(url, home, cycle)
+                replicas[which] = Replica(url, home, next(numbers))
                 counts["killed"] += 1
             elif fate == 8:
                 time.sleep(dice.random() * 0.05)

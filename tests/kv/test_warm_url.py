@@ -189,5 +189,5 @@ def test_without_obstore_the_message_names_the_extra(monkeypatch: pytest.MonkeyP
     import sys
 
     monkeypatch.setitem(sys.modules, "obstore.store", None)
-    with pytest.raises(ConfigError, match=r"pip install 'everwarm\[cluster\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'everwarm\[s3\]'"):
         Bucket.open("s3://bucket/prefix")

@@ -125,6 +125,8 @@ def evict(
     inventory = _inventory(warm_url)
     entry, agent = inventory.find(name, tenant, model)
     inventory.store.lock().release()
+    if inventory.store.many_writers:
+        raise ConfigError("what servers have in memory is theirs: ask one of them (DELETE /v1/agents/NAME?evict_only=true)")
     if as_json:
         print_json({"agent": agent.manifest.name, "model_id": entry.directory, "freed_bytes": 0, "hot": False})
     else:

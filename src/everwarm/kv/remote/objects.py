@@ -83,7 +83,7 @@ class Bucket:
             from obstore.store import from_url
         except ImportError:
             raise ConfigError(
-                f"{url}: object storage needs the package obstore: pip install 'everwarm[cluster]'"
+                f"{url}: object storage needs the package obstore: pip install 'everwarm[s3]'"
             ) from None
         scheme = url.partition("://")[0]
         if scheme not in SCHEMES or "://" not in url:

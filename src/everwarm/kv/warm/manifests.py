@@ -138,7 +138,8 @@ class Manifests:
             self._look_again(who, known)  # the new one may be in place, though not for sure
             raise
         self._count(known, stored)
-        known.keys = frozenset(manifest.keys)
+        if self._many:
+            known.keys = frozenset(manifest.keys)
         return stored.size
 
     def remove(self, who: Who) -> None:
