@@ -126,7 +126,7 @@ def evict(
     entry, agent = inventory.find(name, tenant, model)
     inventory.store.lock().release()
     if inventory.store.many_writers:
-        raise ConfigError("what servers have in memory is theirs: ask one of them (DELETE /v1/agents/NAME?evict_only=true)")
+        raise ConfigError("each server has its own memory: ask one of them (DELETE /v1/agents/NAME?evict_only=true)")
     if as_json:
         print_json({"agent": agent.manifest.name, "model_id": entry.directory, "freed_bytes": 0, "hot": False})
     else:
