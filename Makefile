@@ -8,13 +8,14 @@ NATIVE := CMakeLists.txt $(wildcard src/native/*)
 PARALLEL := --numprocesses logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 CXX_FILES := $(wildcard src/native/*.cpp src/native/*.h tests/native/*.cpp)
 
-.PHONY: clients docs demo test soak soak-store fuzz torture test-models wheel test-wheel sanitize serve check bench peers oracles format clean help
+.PHONY: clients docs demo test soak soak-store fuzz torture torture-replicas test-models wheel test-wheel sanitize serve check bench peers oracles format clean help
 
 help:
 	@echo "make demo    install, pull a small model; two agents talk, the server is killed, both return"
 	@echo "make test    install what the tests need and run them"
 	@echo "make soak    the long forms of tests that \`make test\` runs in a short form"
 	@echo "make torture  thousands of processes that are killed while agents talk (CYCLES=5000)"
+	@echo "make torture-replicas  processes on one object storage that are killed or frozen while agents talk (CYCLES=700)"
 	@echo "make soak-store  faults, power loss and threads in the agent store, over new seeds (MINUTES=20)"
 	@echo "make fuzz    the property-based tests with new random examples"
 	@echo "make test-models  logits and perplexity on Qwen2.5-Coder too (fetches 480 MB)"
@@ -44,6 +45,9 @@ fuzz: $(INSTALLED)
 
 torture: $(INSTALLED)
 	$(BIN)/python tests/kv/torture.py $(or $(CYCLES),5000)
+
+torture-replicas: $(INSTALLED)
+	$(BIN)/python tests/kv/replica_torture.py $(or $(CYCLES),700)
 
 soak-store: $(INSTALLED)
 	$(BIN)/python tests/kv/soak.py $(or $(MINUTES),20)

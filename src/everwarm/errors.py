@@ -12,6 +12,7 @@
     ├── CancelledError   nobody waits for the answer any more
     ├── StoreError       the agent store: its directory, its lock, an agent's name, an import
     │   ├── UnknownAgentError
+    │   ├── TurnLostError    another replica has the agent's turn: ask again
     │   └── AgentExistsError
     ├── ConfigError      flags, variables, settings
     └── PullError        fetching a model
@@ -66,6 +67,10 @@ class CancelledError(EverwarmError):
 
 class UnknownAgentError(StoreError):
     """There is no agent of this name."""
+
+
+class TurnLostError(StoreError):
+    """Another process has taken over this agent's turn. Nothing was saved; the request can be sent again."""
 
 
 class AgentExistsError(StoreError):

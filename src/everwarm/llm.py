@@ -30,7 +30,7 @@ from everwarm.engine.prefill import check_prompt, prefill, too_long
 from everwarm.engine.processors import Constraint
 from everwarm.engine.sampling import Sampling, file_sampling
 from everwarm.engine.score import Score, score
-from everwarm.errors import EverwarmError, ModelError, RequestError, TemplateError
+from everwarm.errors import EverwarmError, ModelError, RequestError, StoreError, TemplateError
 from everwarm.events import End, Event
 from everwarm.generation import Ahead, Drafter, Generation, Message, Point, Request, Runtime
 from everwarm.generation.completion import Completion, WeightUse, completed
@@ -44,7 +44,7 @@ from everwarm.kv.index.index import Index
 from everwarm.kv.index.pool import SequenceKV
 from everwarm.kv.layout import kv_layout
 from everwarm.kv.store import AgentStore
-from everwarm.kv.warm.blockstore import most_bytes
+from everwarm.kv.warm.blockstore import BlockStore, most_bytes
 from everwarm.model.facts import read_model
 from everwarm.model.spec import ModelConfig
 from everwarm.model.transformer import Transformer
@@ -243,9 +243,16 @@ class LLM:
         layout = kv_layout(
             model.kv_shape, model.state_shape, kv_type, self._index.block_tokens, self._index.layer_bytes
         )
-        store = DirectoryStore(config.home() / "agents")
+        directory = DirectoryStore(config.home() / "agents")
+        quota = in_bytes(settings.warm_quota, lambda: most_bytes(directory))
+        store: BlockStore = directory
+        if settings.warm and settings.warm_url:
+            from everwarm.kv.remote.opening import open_warm
+
+            store = open_warm(settings.warm_url, config.home(), cache_quota=quota)
+            quota = store.free_bytes()
         self._index.resize(in_bytes(settings.kv_budget, available_bytes))
-        return AgentStore(
+        agents = AgentStore(
             self._index,
             ModelIds(
                 weights_id(self._file, config.home()),
@@ -255,14 +262,19 @@ class LLM:
                 kv_type,
             ),
             store if settings.warm else None,
-            quota=in_bytes(settings.warm_quota, lambda: most_bytes(store)),
+            quota=quota,
             most_age_s=settings.warm_age_s,
             durability=settings.durability,
             restore=settings.restore,
             exact=self.backend.exact,
             vocab_size=self.config.vocab_size,
             message_ends=self.tokenizer.eog_ids,
+            owns_store=True,
         )
+        if store.many_writers and agents.read_only:  # it was well just now
+            agents.close()
+            raise StoreError(f"{settings.warm_url}: {agents.read_only}")
+        return agents
 
     def conversation(self, agent: str, tenant: str = "") -> list[Message]:
         """The messages that an agent has heard and said, if its turns came as messages; none if it is unknown."""

@@ -75,7 +75,12 @@ class Settings:
     warm_quota: Size = size(
         default=Share(0.2),
         help="bytes that agents of all models may take on disk, such as 50GiB or 20% of what is free there without "
-        "them",
+        "them; with --warm-url, bytes of the cache on disk in front of the object storage",
+    )
+    warm_url: str = text(
+        default="",
+        help="object storage in which agents are kept, such as s3://BUCKET/PREFIX, so that several machines share them "
+        "(default: a directory on this machine)",
     )
     warm_age: int = whole_number(1, 36500, default=30, help="days after which an agent that was not used is forgotten")
     durability: str = choice(

@@ -11,6 +11,7 @@ import pytest
 from everwarm.kv.store import AgentStore
 from kv.audit import audit
 from kv.fake import open_store
+from kv.s3 import Server, server
 from kv.simulated_disk import UnsyncedFiles, memory_directory
 
 
@@ -34,3 +35,10 @@ def store(root: Path) -> Iterator[AgentStore]:
     store.flush()
     audit(store)
     store.close()
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[Server]:
+    """An S3 server in a process of its own."""
+    with server() as running:
+        yield running

@@ -7,7 +7,7 @@ from itertools import count
 from everwarm.errors import StoreError
 from everwarm.kv import container
 from everwarm.kv.container import Part
-from everwarm.kv.warm.blockstore import QUARANTINE, Blob, ConflictError
+from everwarm.kv.warm.blockstore import QUARANTINE, Blob, ConflictError, OneWriter
 
 
 class MemoryLease:
@@ -20,7 +20,7 @@ class MemoryLease:
         self._store.locked = False
 
 
-class MemoryStore:
+class MemoryStore(OneWriter):
     """Blobs in a dict. Everything is durable at once."""
 
     def __init__(self) -> None:

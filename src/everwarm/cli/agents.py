@@ -1,4 +1,7 @@
-"""`everwarm agents ...`: what is on disk, without loading a model. What files say must not steer the terminal."""
+"""`everwarm agents ...`: what is on disk or in object storage, without loading a model.
+
+What files say must not steer the terminal.
+"""
 
 import time
 from collections import defaultdict
@@ -14,7 +17,7 @@ from rich.text import Text
 from everwarm import config
 from everwarm.cli.agents_text import count_of, print_agent, print_agents, print_explanation, print_problems, row_of
 from everwarm.cli.console import bytes_bar, err, human_bytes, out, print_json, printable
-from everwarm.cli.options import Json, WarmAge, WarmQuota
+from everwarm.cli.options import Json, WarmAge, WarmQuota, WarmUrl
 from everwarm.errors import ConfigError, StoreError
 from everwarm.settings import Settings
 from everwarm.sizes import in_bytes
@@ -25,6 +28,10 @@ if TYPE_CHECKING:
     from everwarm.kv.store import AgentStore
     from everwarm.kv.tools.exported import Export, Moved
     from everwarm.kv.tools.inventory import AgentEntry, Inventory, ModelEntry
+    from everwarm.kv.warm.blockstore import BlockStore, Lease
+
+CACHE_BYTES = 256 << 20
+"""What these commands keep on disk of a store that is elsewhere."""
 
 app = typer.Typer(help="Agents on disk: their histories and the KV of them.", no_args_is_help=True)
 
@@ -41,10 +48,11 @@ def list_agents(
     everything: Annotated[bool, typer.Option("--all", help="Conversations without a name, too.")] = False,
     tenant: Annotated[str, typer.Option(help="Only this tenant's.")] = "",
     model: Annotated[str | None, typer.Option(help="Only this model's: its name, or the beginning of its id.")] = None,
+    warm_url: WarmUrl = None,
     as_json: Json = False,
 ) -> None:
     """The agents, the latest used first."""
-    inventory = _inventory()
+    inventory = _inventory(warm_url)
     found = [(entry, agent) for entry in inventory.chosen(model) for agent in entry.agents]
     found = [(entry, agent) for entry, agent in found if not tenant or agent.manifest.tenant == tenant]
     found.sort(key=lambda pair: -pair[1].manifest.used)
@@ -59,11 +67,11 @@ def list_agents(
 
 
 @app.command("show")
-def show(name: Name, tenant: Tenant = "", model: Model = None, as_json: Json = False) -> None:
+def show(name: Name, tenant: Tenant = "", model: Model = None, warm_url: WarmUrl = None, as_json: Json = False) -> None:
     """One agent: its ids, which of its blocks are there, and what was said."""
     from everwarm.kv.tools.inventory import read_manifest
 
-    inventory = _inventory()
+    inventory = _inventory(warm_url)
     entry, agent = inventory.find(name, tenant, model)
     try:
         manifest = read_manifest(inventory.store, agent.blob, with_text=True)
@@ -83,12 +91,12 @@ def show(name: Name, tenant: Tenant = "", model: Model = None, as_json: Json = F
 
 
 @app.command("why")
-def why(name: Name, tenant: Tenant = "", model: Model = None, as_json: Json = False) -> None:
+def why(name: Name, tenant: Tenant = "", model: Model = None, warm_url: WarmUrl = None, as_json: Json = False) -> None:
     """Why an agent's last request reused no more: what changed in its prompt, and what would have helped."""
     from everwarm.kv.tools.inventory import read_manifest
     from everwarm.text.why import MOST_OTHERS, explain, may_be_compared
 
-    inventory = _inventory()
+    inventory = _inventory(warm_url)
     entry, agent = inventory.find(name, tenant, model)
 
     def others() -> Iterator["Manifest"]:
@@ -110,11 +118,15 @@ def why(name: Name, tenant: Tenant = "", model: Model = None, as_json: Json = Fa
 
 
 @app.command("evict")
-def evict(name: Name, tenant: Tenant = "", model: Model = None, as_json: Json = False) -> None:
+def evict(
+    name: Name, tenant: Tenant = "", model: Model = None, warm_url: WarmUrl = None, as_json: Json = False
+) -> None:
     """Drop an agent's KV from memory. Only a running server has any there; what is on disk stays."""
-    inventory = _inventory()
+    inventory = _inventory(warm_url)
     entry, agent = inventory.find(name, tenant, model)
     inventory.store.lock().release()
+    if inventory.store.many_writers:
+        raise ConfigError("each server has its own memory: ask one of them (DELETE /v1/agents/NAME?evict_only=true)")
     if as_json:
         print_json({"agent": agent.manifest.name, "model_id": entry.directory, "freed_bytes": 0, "hot": False})
     else:
@@ -128,12 +140,13 @@ def remove(
     tenant: Tenant = "",
     model: Model = None,
     dry_run: DryRun = False,
+    warm_url: WarmUrl = None,
     as_json: Json = False,
 ) -> None:
     """Remove agents, and the blocks that nobody else owns."""
     if bool(names) == everything:
         raise ConfigError("name the agents to remove, or give --all")
-    inventory = _inventory()
+    inventory = _inventory(warm_url)
     if everything:
         models = inventory.chosen(model)
         chosen = [(entry, one) for entry in models for one in entry.agents if tenant in ("", one.manifest.tenant)]
@@ -165,10 +178,11 @@ def fork(
     new: Annotated[str, typer.Argument(help="Name of the copy.")],
     tenant: Tenant = "",
     model: Model = None,
+    warm_url: WarmUrl = None,
     as_json: Json = False,
 ) -> None:
     """Another agent with the same history. Costs one manifest; blocks are shared."""
-    inventory = _inventory()
+    inventory = _inventory(warm_url)
     entry, agent = inventory.find(name, tenant, model)
     with _opened(inventory, entry) as store:
         store.fork(name, new, tenant)
@@ -184,10 +198,11 @@ def pin(
     off: Annotated[bool, typer.Option("--off", help="Let it go like any other.")] = False,
     tenant: Tenant = "",
     model: Model = None,
+    warm_url: WarmUrl = None,
     as_json: Json = False,
 ) -> None:
     """Keep an agent's blocks, whatever the quota and its age."""
-    inventory = _inventory()
+    inventory = _inventory(warm_url)
     entry, _ = inventory.find(name, tenant, model)
     with _opened(inventory, entry) as store:
         store.pin(name, not off, tenant)
@@ -203,12 +218,13 @@ def export(
     file: Annotated[Path, typer.Argument(help="Where to; must not exist.")],
     tenant: Tenant = "",
     model: Model = None,
+    warm_url: WarmUrl = None,
     as_json: Json = False,
 ) -> None:
     """Write an agent to one file, for another machine with the same weights and numerics. It holds what was said."""
     from everwarm.kv.tools.export import export_agent
 
-    inventory = _inventory()
+    inventory = _inventory(warm_url)
     entry, _ = inventory.find(name, tenant, model)
     with _opened(inventory, entry, writing=False) as store, _bar("exporting") as bar:
         moved = export_agent(store, name, file, tenant, bar)
@@ -228,6 +244,7 @@ def import_(
     ] = False,
     tenant: Tenant = "",
     warm_quota: WarmQuota = None,
+    warm_url: WarmUrl = None,
     as_json: Json = False,
 ) -> None:
     """Take in an agent that was exported, for a model that has run here."""
@@ -235,7 +252,7 @@ def import_(
     from everwarm.kv.tools.import_ import import_agent
 
     quota = _quota(warm_quota)
-    inventory = _inventory()
+    inventory = _inventory(warm_url)
     with Export(file) as header:
         entry = _model_for(inventory, header)
     with _opened(inventory, entry, quota=quota) as store, _bar("verifying") as bar:
@@ -248,13 +265,14 @@ def verify(
     mend: Annotated[
         bool, typer.Option("--repair", help="Move damaged files to quarantine, write again what is derived.")
     ] = False,
+    warm_url: WarmUrl = None,
     as_json: Json = False,
 ) -> None:
     """Read every file and compare it with its checksum. Exit code 1 if one is damaged (and was not repaired)."""
     from everwarm.kv.tools import verify as check
 
-    store = _store()
-    held = store.lock() if mend and store.root.is_dir() else None
+    store = _store(warm_url)
+    held = _lock(store) if mend else None
     try:
         with _bar("reading") as bar:
             report = check.repair(store, bar) if held else check.verify(store, bar)
@@ -284,6 +302,7 @@ def collect(
     quarantine: Annotated[bool, typer.Option("--quarantine", help="What is in quarantine, too.")] = False,
     warm_age: WarmAge = None,
     warm_quota: WarmQuota = None,
+    warm_url: WarmUrl = None,
     as_json: Json = False,
 ) -> None:
     """Remove what nobody needs: half-written files, agents not used for long, blocks of no agent; and what is over
@@ -291,8 +310,11 @@ def collect(
     """
     from everwarm.kv.tools import gc
 
-    store, quota, age = _store(), _quota(warm_quota), _age_s(warm_age)
-    held = store.lock() if not dry_run and store.root.is_dir() else None
+    store, quota, age = _store(warm_url), _quota(warm_quota), _age_s(warm_age)
+    if store.many_writers:
+        _collect(store, time.time() - age, quarantine, dry_run, as_json)
+        return
+    held = None if dry_run else _lock(store)
     try:
         plan = gc.plan(store, before=time.time() - age, quota=quota, quarantine=quarantine)
         freed = gc.carry_out(store, plan) if held else 0
@@ -316,16 +338,58 @@ def collect(
 # What commands share --------------------------------------------------------------------------------------------------
 
 
-def _store() -> "DirectoryStore":
+def _store(warm_url: str | None = None) -> "BlockStore":
+    """Where agents are kept: object storage if a flag or a setting says so, else the directory of this machine."""
+    url = config.resolve(Settings, {"warm_url": warm_url}).settings.warm_url
+    if not url:
+        return _directory()
+    from everwarm.kv.remote.opening import open_warm
+
+    return open_warm(url, config.home(), CACHE_BYTES, create=False)
+
+
+def _directory() -> "DirectoryStore":
     from everwarm.kv.disk.directory import DirectoryStore
 
     return DirectoryStore(config.home() / "agents")
 
 
-def _inventory() -> "Inventory":
+def _inventory(warm_url: str | None) -> "Inventory":
     from everwarm.kv.tools.inventory import take_inventory
 
-    return take_inventory(_store())
+    try:
+        return take_inventory(_store(warm_url))
+    except OSError as error:
+        raise StoreError(f"the agents can't be listed: {error.strerror or error}") from None
+
+
+def _lock(store: "BlockStore") -> "Lease | None":
+    """The right to write, if there is anything to write in."""
+    from everwarm.kv.disk.directory import DirectoryStore
+
+    return None if isinstance(store, DirectoryStore) and not store.root.is_dir() else store.lock()
+
+
+def _collect(store: "BlockStore", before: float, quarantine: bool, dry_run: bool, as_json: bool) -> None:
+    """`gc` where several processes write."""
+    from everwarm.kv.remote.cached import CachedStore
+    from everwarm.kv.tools import collector
+
+    assert isinstance(store, CachedStore)
+    done = collector.collect(store.remote, before=before, quarantine=quarantine, dry_run=dry_run)
+    if as_json:
+        print_json(collector.as_json(done, dry_run))
+        return
+    for removal in done.removals:
+        word = "would remove" if dry_run else "removed"
+        out.print(Text(printable(f"{word} {removal.path} ({human_bytes(removal.size_bytes)}): {removal.why}")))
+    for note in done.notes:
+        err.print(Text(printable(note)))
+    size = done.plan.size_bytes if dry_run else done.freed
+    err.print(
+        f"{count_of(len(done.removals), 'object')}, {human_bytes(size)}{' could go' if dry_run else ' freed'}; "
+        f"{count_of(done.marked, 'block')} may go in an hour or later, when gc is run again"
+    )
 
 
 @contextmanager
@@ -334,7 +398,7 @@ def _opened(
 ) -> Iterator["AgentStore"]:
     from everwarm.kv.tools.inventory import open_agents
 
-    store = open_agents(inventory.store, entry, writing=writing, quota=_quota(None) if quota is None else quota)
+    store = open_agents(inventory.store, entry, writing=writing, quota=_room(inventory.store, quota))
     try:
         yield store
     finally:
@@ -361,10 +425,19 @@ def _model_for(inventory: "Inventory", export: "Export") -> "ModelEntry":
     )
 
 
+def _room(store: "BlockStore", quota: int | None) -> int:
+    """What may be stored there."""
+    if store.many_writers:
+        return store.free_bytes()
+    return _quota(None) if quota is None else quota
+
+
 def _quota(flag: str | None) -> int:
     from everwarm.kv.warm.blockstore import most_bytes
 
-    return in_bytes(config.resolve(Settings, {"warm_quota": flag}).settings.warm_quota, lambda: most_bytes(_store()))
+    return in_bytes(
+        config.resolve(Settings, {"warm_quota": flag}).settings.warm_quota, lambda: most_bytes(_directory())
+    )
 
 
 def _age_s(flag: str | None) -> float:

@@ -48,6 +48,7 @@ KvType = Annotated[str | None, flag_of("kv_type")]
 KvBudget = Annotated[str | None, flag_of("kv_budget")]
 Threads = Annotated[int | None, flag_of("threads")]
 WarmQuota = Annotated[str | None, flag_of("warm_quota")]
+WarmUrl = Annotated[str | None, flag_of("warm_url")]
 WarmAge = Annotated[str | None, flag_of("warm_age")]
 
 

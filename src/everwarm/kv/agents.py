@@ -137,6 +137,10 @@ class Agents:
                     return agent
         raise AssertionError
 
+    def new(self, tenant: str, name: str) -> Agent:
+        """One that somebody else has made. With the index's lock held, until its turn is owned."""
+        return self._get(tenant, name)
+
     def _get(self, tenant: str, name: str) -> Agent:
         """The agent of this name, made if it is not known; nothing is kept of it unless it gets a history."""
         if (tenant, name) not in self.by_name:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from everwarm.errors import EverwarmError, StoreError, UnknownAgentError
+from everwarm.errors import EverwarmError, StoreError, TurnLostError, UnknownAgentError
 from everwarm.kv.agent import Agent
 from everwarm.kv.agents import Agents
 from everwarm.kv.believable import check_tokens
@@ -29,6 +29,7 @@ from everwarm.kv.warm.tenants import Tenants
 from everwarm.kv.warm.tier import WarmTier
 from everwarm.kv.warm.writer import Writer
 from everwarm.types import AnswerPlace, Run
+from everwarm.waiting import Cancellation
 
 _log = logging.getLogger(__name__)
 
@@ -89,7 +90,12 @@ class Histories:
         self.read_only = read_only
         self.clock = clock
         self._tenants = tenants
+        self._when_not_saved: Callable[[], None] = _nothing
         self.vocab_size = vocab_size
+
+    def tell_when_not_saved(self, tell: Callable[[], None]) -> None:
+        """Call this whenever a history could not be saved."""
+        self._when_not_saved = tell
 
     @property
     def _saved(self) -> WarmTier | None:
@@ -98,12 +104,16 @@ class Histories:
 
     # Reading ----------------------------------------------------------------------------------------------------------
 
+    def find_roots(self) -> None:
+        """Where the histories of known tenants begin."""
+        for salt in self._tenants.salts():
+            self.root(salt)
+
     def find_all(self) -> None:
         """Look through what was saved: manifests, the listing of blocks, headers of blocks that no manifest names."""
         assert self.tier is not None
         started = time.perf_counter()
-        for salt in self._tenants.salts():
-            self.root(salt)
+        self.find_roots()
         for manifest, blob in self.tier.manifests.find():
             chain = self.chain(manifest)
             covered = chain[-1].end if chain else 0
@@ -131,8 +141,10 @@ class Histories:
             return History.of(unsaved)
         if agent.generation == 0 or self.tier is None:
             return History()
+        who = agent.tenant, agent.name
+        leased = None if self.tier.leases is None else self.tier.leases.history(who)
         try:
-            manifest = self.tier.manifests.load((agent.tenant, agent.name))
+            manifest = leased or self.tier.manifests.load(who)
         except (OSError, StoreError) as error:
             self.index.counts.events["corrupt"] += 1
             _log.error("agent %s: its manifest can't be read: %s", agent.name, error)
@@ -142,9 +154,119 @@ class Histories:
         except StoreError as error:  # imported where the model was not known
             self.index.counts.events["corrupt"] += 1
             _log.error("agent %s: its tokens can't be used: %s", agent.name, error)
-            self.tier.manifests.refuse((agent.tenant, agent.name), str(error))
+            self.tier.manifests.refuse(who, str(error))
             return History(messages=manifest.messages, lost=f"manifest: {error}")
         return History.of(manifest)
+
+    # Where many processes write ---------------------------------------------------------------------------------------
+
+    def begin(self, agent: Agent, cancelled: Cancellation | None = None) -> None:
+        """A turn of the agent, which is owned here, begins: own it among all processes, and learn what others have
+        saved. If the storage is away, the turn goes on with what is known; whether it can be saved shows at its end.
+        """
+        tier = self._saved
+        if tier is None or tier.leases is None:
+            return
+        try:
+            self._save_first(agent)
+            stored = tier.leases.take(self._blank(agent), cancelled)
+        except (OSError, StoreError) as error:
+            self.index.counts.events["lease_errors"] += 1
+            _log.warning("agent %s: its turn goes on without a lease: %s", agent.name, _words(error))
+            return
+        self._adopt(agent, stored)
+
+    def _save_first(self, agent: Agent) -> None:
+        """What could not be saved of an agent, whose turn is owned. Raises StoreError if it still can't be; if somebody
+        else has gone on meanwhile, it is given up.
+        """
+        if agent.unsaved is not None:
+            self.writer.flush()
+        if (unsaved := agent.unsaved) is not None:
+            try:
+                self.save(agent, unsaved, agent.chain()).result()
+            except TurnLostError as error:
+                _log.warning("%s", error)
+
+    def end(self, agent: Agent) -> None:
+        """The turn is over; if nothing was saved, others may have it now."""
+        tier = self._saved
+        if tier is not None and tier.leases is not None and (held := tier.leases.drop((agent.tenant, agent.name))):
+            leases = tier.leases
+            self.writer.submit(lambda: leases.give_back(held))
+
+    def look_up(self, name: str, tenant: str) -> None:
+        """An agent that is not known here may have been saved by somebody else."""
+        tier = self.tier
+        if tier is None or tier.leases is None:
+            return
+        try:
+            stored, size = tier.blocks.load_sized(tenant, name)
+        except (OSError, StoreError):
+            return
+        self._adopt_idle(stored, size)
+
+    def look_around(self) -> None:
+        """Learn of all agents that somebody else has saved, or changed. Those that talk here are left alone."""
+        tier = self.tier
+        if tier is None or tier.leases is None:
+            return
+        try:
+            for found, size in tier.blocks.changed():
+                self._adopt_idle(found, size)
+        except OSError as error:
+            _log.warning("%s: can't be listed: %s", tier.blocks.store.where(), _words(error))
+
+    def _adopt_idle(self, stored: Manifest, size: int) -> None:
+        with self.index.lock:
+            known = self.agents.by_name.get((stored.tenant, stored.name))
+            assert self.tier is not None
+            if stored.is_empty and known is None:
+                self.tier.manifests.saw(stored, size)  # an agent of this name takes its place
+                return
+            if known is not None and (known.unsaved is not None or known.generation >= stored.generation):
+                return
+            agent = known or self.agents.new(stored.tenant, stored.name)
+            if not self.agents.claim(agent):
+                return
+        try:
+            self.tier.manifests.saw(stored, size)
+            self._adopt(agent, stored)
+        finally:
+            self.agents.leave(agent)
+
+    def _adopt(self, agent: Agent, stored: Manifest) -> None:
+        """An agent, whose turn is owned, is as somebody has saved it."""
+        assert self.tier is not None
+        if stored.is_empty:
+            if agent.known:
+                self.agents.disown(agent)
+            return
+        with self.index.lock:
+            chain = self.chain(stored)
+            self.agents.found(stored, chain)
+            self.tier.found(stored, agent.owned())
+
+    def _blank(self, agent: Agent) -> Manifest:
+        """The manifest of an agent that was never saved."""
+        ids = self.ids
+        return Manifest(
+            tenant=agent.tenant,
+            name=agent.name,
+            generation=0,
+            salt=self.tenant_salt(agent.tenant).hex(),
+            weights_id=ids.weights_id,
+            numerics_id=ids.numerics_id,
+            layout=ids.layout.digest,
+            model=ids.name,
+            kv_type=ids.kv_type,
+            tokens=np.empty(0, np.uint32),
+            kv_tokens=0,
+            blocks=(),
+            runs=(),
+            created=self.clock(),
+            used=self.clock(),
+        )
 
     def peek(self, agent: Agent) -> History | None:
         """What somebody else's agent has heard and said, as of its last turn; None if it is gone or can't be read."""
@@ -246,6 +368,10 @@ class Histories:
                 why = "it was given up: too many conversations could not be saved"
                 raise StoreError(f"agent {agent.name!r} was not saved: {why}")
             written = tier.commit(manifest, chain)
+        except TurnLostError:  # what is stored is somebody else's: it is read when the next turn begins
+            tier.give_up(agent.tenant, agent.name)
+            self.agents.disown(agent)
+            raise
         except StoreError:
             self._not_saved(agent, manifest)
             raise
@@ -261,6 +387,7 @@ class Histories:
             self.writer.submit(lambda: tier.delete_unowned(unowned))
 
     def _not_saved(self, agent: Agent, manifest: Manifest) -> None:
+        self._when_not_saved()
         stored = 0 if self.tier is None else self.tier.manifests.size((agent.tenant, agent.name))
         if not stored:
             self.index.counts.events["given_up"] += self.agents.not_saved(agent, manifest)
@@ -284,6 +411,25 @@ class Histories:
                     self.save(agent, unsaved, agent.chain()).result()
                 except StoreError as error:
                     _log.error("%s", error)
+
+    def save_idle(self) -> bool:
+        """Save what could not be saved, of agents that don't talk just now. Whether nothing is left to be saved."""
+        left = False
+        for agent in self.agents.all():
+            if agent.unsaved is None:
+                continue
+            if not self.agents.claim(agent):
+                left = True
+                continue
+            try:
+                if (unsaved := agent.unsaved) is not None:
+                    self.save(agent, unsaved, agent.chain()).result()
+            except StoreError as error:
+                _log.debug("%s", error)
+                left = left or agent.unsaved is not None
+            finally:
+                self.agents.leave(agent)
+        return not left
 
     def withdraw(self, agent: Agent) -> None:
         """An agent, whose turn is owned, is not to be, after all."""
@@ -324,6 +470,10 @@ class Histories:
     def check_writable(self) -> None:
         if self.read_only:
             raise StoreError(f"agents can't be changed: {self.read_only}")
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""
 
 
 def _words(error: Exception) -> str:

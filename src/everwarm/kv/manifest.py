@@ -28,6 +28,17 @@ MOST_PLACES = 256
 
 
 @dataclass(frozen=True, slots=True)
+class Lease:
+    """Whose turn it is, where several processes write: nobody else may begin one until it has run out. It is renewed by
+    writing it again with another time.
+    """
+
+    owner: str
+    until: float  # seconds since 1970, by the owner's clock
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """What is kept of an agent."""
 
@@ -57,6 +68,12 @@ class Manifest:
     last: LastTurn | None = None  # what its last request has reused
     created: float = 0.0
     used: float = 0.0
+    lease: Lease | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no agent: it was removed, or its first turn has not ended yet."""
+        return not len(self.tokens)
 
     @property
     def keys(self) -> tuple[Key, ...]:
@@ -115,6 +132,28 @@ def merged(runs: Sequence[Run]) -> tuple[Run, ...]:
         else:
             out.append(run)
     return tuple(out)
+
+
+def emptied(manifest: Manifest) -> Manifest:
+    """What is left of an agent that was removed, where many processes write: a number that nobody can commit over."""
+    return replace(
+        manifest,
+        generation=manifest.generation + 1,
+        tokens=np.empty(0, np.uint32),
+        kv_tokens=0,
+        blocks=(),
+        runs=(),
+        messages=None,
+        positions=(),
+        ends=(),
+        text_digest="",
+        pinned=False,
+        final=False,
+        record=None,
+        answers=(),
+        last=None,
+        lease=None,
+    )
 
 
 def file_name(tenant: str, name: str) -> str:
@@ -194,6 +233,8 @@ def encode(manifest: Manifest) -> list[container.Part]:
         said["positions"] = json.dumps(manifest.positions)
     if manifest.ends:
         said["ends"] = json.dumps([key.hex() for key in manifest.ends])
+    if manifest.lease is not None:
+        said["lease"] = json.dumps([manifest.lease.owner, manifest.lease.until, manifest.lease.duration_s])
     return container.encode(
         said,
         [
@@ -238,6 +279,7 @@ def decode(file: bytes, with_text: bool = True) -> Manifest:
             last=text.last,
             created=float(said["created"]),
             used=float(said["used"]),
+            lease=_lease(said.get("lease")),
         )
     except (KeyError, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise StoreError(f"a field can't be read: {error!r}") from None
@@ -248,6 +290,13 @@ def decode(file: bytes, with_text: bool = True) -> Manifest:
     if with_text and sum(run.tokens for run in manifest.runs) != len(manifest.tokens):
         raise StoreError("the text does not belong to the tokens")
     return manifest
+
+
+def _lease(text: str | None) -> Lease | None:
+    if text is None:
+        return None
+    owner, until, duration_s = json.loads(text)
+    return Lease(str(owner), float(until), float(duration_s))
 
 
 def _positions(text: str, kv_tokens: int) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from everwarm.errors import StoreError
+from everwarm.errors import StoreError, UnknownAgentError
 from everwarm.kernels.backend import BlockMemory
 from everwarm.kv.agent import Agent, check_name
 from everwarm.kv.agents import Agents
@@ -27,6 +27,7 @@ from everwarm.kv.ids import ModelIds
 from everwarm.kv.index.index import Index
 from everwarm.kv.manifest import Manifest
 from everwarm.kv.marks import Marks
+from everwarm.kv.resaving import Resaving
 from everwarm.kv.stats import StoreStats
 from everwarm.kv.turn import Turn, TurnContext
 from everwarm.kv.warm.blocks import ModelBlocks
@@ -62,15 +63,17 @@ class AgentStore:
         clock: Callable[[], float] = time.time,
         vocab_size: int | None = None,
         message_ends: frozenset[int] = frozenset(),
+        owns_store: bool = False,
     ) -> None:
         """`store` None keeps everything in memory. Where another process writes, nothing can be written or nothing
         shall be (`writing`), the store only reads: `read_only` says why. `vocab_size`: of the model, if it is known; a
         history with other tokens is refused at import, and can't be read if it is there already. `message_ends`: tokens
-        with which messages end.
+        with which messages end. `owns_store`: the store is closed with this.
         """
         self.index = index
         self.ids = ids
         self._closed = False
+        self._owned = store if owns_store else None
         self.before_removal: Callable[[str, str], None] | None = None
         """Told the tenant and the name of an agent that a user removes: whoever computes for it has to end that."""
         self.shared, damaged = _opened(store, ids, quota, writing)
@@ -96,11 +99,16 @@ class AgentStore:
                 clock=clock,
             )
             self.restorer = Restorer(index, self.warm, always=restore == "always")
-            self.expiry = Expiry(self.histories, most_age_s, clock)
+            many = store is not None and store.many_writers
+            self.expiry = Expiry(self.histories, None if many else most_age_s, clock)
+            self.resaving = Resaving(self.histories) if many else None
             marks = Marks.of(ids.layout, message_ends)
             self._context = TurnContext(self.histories, self.restorer, self.expiry, exact, durability, marks)
             if self.warm is not None:
-                self.histories.find_all()
+                if many:  # others change it all the time: agents are looked up when they are needed
+                    self.histories.find_roots()
+                else:
+                    self.histories.find_all()
                 self.shared.attach(self.warm)
                 self.expiry.look_at_start()
         except BaseException:
@@ -145,7 +153,7 @@ class AgentStore:
 
     def secret(self, tenant: str) -> bytes:
         """Bytes that only this store has for a tenant, the same after a restart."""
-        return self.histories.tenant_salt(tenant or DEFAULT_TENANT)
+        return self.shared.tenants.secret(tenant or DEFAULT_TENANT)
 
     # Turns ------------------------------------------------------------------------------------------------------------
 
@@ -168,12 +176,14 @@ class AgentStore:
         origin = None if parent is None else self.find(parent, tenant)
         agent = self.agents.enter(check_name(name, "agent"), tenant, cancelled)
         try:
+            self.histories.begin(agent, cancelled)
             if agent.final:
                 raise StoreError(
                     f"agent {name!r} is a point of a history and never changes: continue it with previous_response_id"
                 )
             return Turn(self._context, agent, tenant, capacity, parent=origin)
         except BaseException:
+            self.histories.end(agent)
             self.agents.leave(agent)
             raise
 
@@ -185,10 +195,15 @@ class AgentStore:
 
     def find(self, name: str, tenant: str = "") -> Agent:
         """Raises UnknownAgentError."""
-        return self.agents.find(name, tenant)
+        try:
+            return self.agents.find(name, tenant)
+        except UnknownAgentError:
+            self.histories.look_up(name, tenant or DEFAULT_TENANT)
+            return self.agents.find(name, tenant)
 
     def listed(self, tenant: str) -> list[Agent]:
         """A tenant's agents that have a history, the latest used first."""
+        self.histories.look_around()
         found = [agent for agent in self.agents.all() if agent.tenant == tenant and agent.known]
         return sorted(found, key=lambda agent: -agent.used)
 
@@ -250,6 +265,7 @@ class AgentStore:
                 final=False,
                 record=None,
             )
+            self.histories.look_up(new, agent.tenant)
             copy = self.agents.claim_new(new, agent.tenant, "remove it first")  # nobody talks as it before it is whole
             try:
                 self.histories.change(copy, manifest, agent.chain())
@@ -285,8 +301,12 @@ class AgentStore:
         """A turn that is not for talking."""
         self.agents.enter_known(agent)
         try:
+            self.histories.begin(agent)
+            if not agent.known:
+                raise UnknownAgentError(f"no such agent: {agent.name!r}")
             yield agent
         finally:
+            self.histories.end(agent)
             self.agents.leave(agent)
 
     # Life -------------------------------------------------------------------------------------------------------------
@@ -301,14 +321,20 @@ class AgentStore:
             return
         self._closed = True
         self.expiry.wait()
+        if self.resaving is not None:
+            self.resaving.close()
         try:
             self.histories.save_again()
             if (warm := self.warm) is not None and not self.read_only:
                 self.writer.submit(warm.delete_doomed).result()
         finally:
             self.writer.close()
+            if self.warm is not None and self.warm.leases is not None:
+                self.warm.leases.close()
             self.index.drop_all()
             unshare(self.shared, self.ids.directory)
+            if self._owned is not None:
+                self._owned.close()
 
 
 def _opened(store: BlockStore | None, ids: ModelIds, quota: int, writing: bool) -> tuple[SharedStore, int]:

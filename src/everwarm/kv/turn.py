@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from everwarm.errors import StoreError
+from everwarm.errors import StoreError, TurnLostError
 from everwarm.kv.agent import Agent
 from everwarm.kv.answers import Answered, KnownAnswers
 from everwarm.kv.chain import token_bytes
@@ -117,6 +117,11 @@ class Turn:
         assert self.agent is None
         agent = self._histories.agents.claim_branch(self.tenant, self.group, digests)
         if agent is not None:
+            self._histories.begin(agent)
+            if agent.text_digest not in digests:  # another replica has continued it meanwhile
+                self._histories.end(agent)
+                self._histories.agents.leave(agent)
+                return
             self.agent = agent
             self.history = self._histories.read(agent)
             self.receipt.agent = agent.name
@@ -299,7 +304,7 @@ class Turn:
         """The history is now all tokens that were given, spelt by `runs`. With durability `turn` this returns when it
         is safe; `receipt.committed` and `receipt.error` say whether it is. `final`: the agent is a point of a history,
         which never changes and is kept like a conversation without a name; `record` is kept with it. `answers`: what of
-        it the model has said.
+        it the model has said. Raises TurnLostError if another process has taken over the turn meanwhile.
         """
         histories, ids, mine = self._histories, self._histories.ids, self._blocks
         started = time.perf_counter()
@@ -341,6 +346,8 @@ class Turn:
         histories.drop_unowned(beside)
         if wait if wait is not None else self._context.durability == "turn":
             self._settle(saving, started)
+            if isinstance(lost := saving.exception(), TurnLostError):
+                raise lost
         else:
             saving.add_done_callback(lambda done: self._settle(done, started))
         self._context.expiry.look()
@@ -354,6 +361,7 @@ class Turn:
             self._blocks.drop_unseen()
         agent, self.agent = self.agent, None
         if agent is not None:
+            self._histories.end(agent)
             self._histories.agents.leave(agent)
 
     def __enter__(self) -> "Turn":
@@ -366,6 +374,7 @@ class Turn:
         digest = hashlib.blake2b(self._blocks.tokens, digest_size=8, key=self._salt).hexdigest()
         name = f"{self.group or 'anonymous'}-{digest}"
         self.agent = self._histories.agents.claim_unnamed(name, self.tenant, self.group)
+        self._histories.begin(self.agent)
         self.receipt.agent = self.agent.name
         return self.agent
 

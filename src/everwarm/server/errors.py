@@ -19,6 +19,7 @@ from everwarm.errors import (
     ModelError,
     PackError,
     StoreError,
+    TurnLostError,
     UnknownAgentError,
 )
 from everwarm.server.redact import without_paths
@@ -73,6 +74,8 @@ def as_api_error(error: BaseException) -> ApiError:
         return ApiError(408, str(error), "timeout_error")
     if isinstance(error, UnknownAgentError):
         return ApiError(404, str(error))
+    if isinstance(error, TurnLostError):
+        return ApiError(503, str(error), "overloaded_error", retry_after=1, code="turn_lost")
     if isinstance(error, AgentExistsError):
         return ApiError(409, str(error))
     if isinstance(error, StoreError):

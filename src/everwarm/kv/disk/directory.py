@@ -21,11 +21,11 @@ from everwarm.kv import container
 from everwarm.kv.container import Part
 from everwarm.kv.disk.files import TEMPORARY, Files, make_directories, read_into, replace
 from everwarm.kv.disk.lock import StoreLock
-from everwarm.kv.warm.blockstore import BLOCKS, MANIFESTS, QUARANTINE, Blob, ConflictError
+from everwarm.kv.warm.blockstore import BLOCKS, MANIFESTS, QUARANTINE, Blob, ConflictError, OneWriter
 from everwarm.opening import open_regular, read_whole
 
 
-class DirectoryStore:
+class DirectoryStore(OneWriter):
     """Blobs as files."""
 
     def __init__(self, root: Path, files: Files | None = None) -> None:

@@ -47,6 +47,7 @@ def import_agent(
         advice = "remove it, or give another name (--as)"
         if tier.manifests.refusal((tenant, name)):
             raise AgentExistsError(f"agent {name!r} exists already; {advice}")
+        store.histories.look_up(name, tenant)
         agent = store.agents.claim_new(name, tenant, advice)
         try:
             content = export.read(progress or quiet)

@@ -6,8 +6,10 @@ computing.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 
 from everwarm.errors import StoreError, UnknownAgentError
 from everwarm.kv.chain import Key
@@ -21,6 +23,8 @@ from everwarm.kv.warm.blocks import MODEL
 from everwarm.kv.warm.blockstore import BLOCKS, MANIFESTS, QUARANTINE, Blob, BlockStore, ObjectId
 from everwarm.kv.warm.sealed import unsealed
 from everwarm.kv.warm.tenants import DEFAULT_TENANT
+
+READERS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,7 @@ class ModelEntry:
     blocks: dict[Key, int] = field(default_factory=dict)  # bytes of each block, with all that lies beside it
     unreadable: dict[Blob, str] = field(default_factory=dict)  # manifests, and why
     other_versions: dict[Blob, str] = field(default_factory=dict)  # manifests that another everwarm can read
+    empty: dict[Blob, int] = field(default_factory=dict)  # manifests without an agent, where many write: their bytes
 
     @property
     def name(self) -> str:
@@ -179,11 +184,13 @@ def _model(store: BlockStore, model: str) -> ModelEntry:
     except StoreError as error:
         entry.problem = str(error)
     found: list[tuple[Manifest, Blob, int]] = []
-    for blob, size in store.list(model, MANIFESTS):
-        if not blob.is_data:
-            continue
+    for blob, size, read in _read_manifests(store, model):
         try:
-            found.append((read_manifest(store, blob), blob, size))
+            manifest = read()
+            if manifest.is_empty and store.many_writers:
+                entry.empty[blob] = size
+            else:
+                found.append((manifest, blob, size))
         except VersionError as error:
             entry.other_versions[blob] = str(error)
         except FileNotFoundError:
@@ -201,6 +208,17 @@ def _model(store: BlockStore, model: str) -> ModelEntry:
         entry.agents.append(AgentEntry(manifest, blob, size, size + own, sum(sizes.values()) - own, lost))
     entry.agents.sort(key=lambda agent: -agent.manifest.used)
     return entry
+
+
+def _read_manifests(store: BlockStore, model: str) -> Iterator[tuple[Blob, int, Callable[[], Manifest]]]:
+    """Every manifest with its bytes, and how it is had. Where that takes a journey, several are read at a time."""
+    listed = [(blob, size) for blob, size in store.list(model, MANIFESTS) if blob.is_data]
+    if not store.many_writers:
+        yield from ((blob, size, partial(read_manifest, store, blob)) for blob, size in listed)
+        return
+    with ThreadPoolExecutor(READERS, "everwarm-inventory") as readers:
+        reading = [readers.submit(read_manifest, store, blob) for blob, _ in listed]
+        yield from ((blob, size, one.result) for (blob, size), one in zip(listed, reading, strict=True))
 
 
 def _objects(store: BlockStore, model: str) -> Iterator[tuple[ObjectId, int]]:

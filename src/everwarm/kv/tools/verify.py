@@ -22,6 +22,7 @@ from everwarm.kv.container import VersionError
 from everwarm.kv.ids import ModelIds
 from everwarm.kv.layout import Group, Layout
 from everwarm.kv.manifest import Manifest, file_name
+from everwarm.kv.remote.store import OWN
 from everwarm.kv.tools.export import block_names
 from everwarm.kv.tools.inventory import read_ids, read_manifest
 from everwarm.kv.warm.blocks import FORMAT, MODEL, VERSION, ModelBlocks
@@ -99,7 +100,7 @@ def _mend(store: BlockStore, report: Report) -> None:
         if blob.name == MODEL and (ids := rebuilt_ids(store, blob.model)) is not None:
             store.put(blob, [sealed(ids.as_json())])
             done(blob, "written again")
-    for blob in report.unreachable:
+    for blob in () if store.many_writers else report.unreachable:  # else the collector knows better
         if _is_there(store, blob):
             store.delete(blob)
             done(blob, "removed: no history leads to it")
@@ -133,7 +134,7 @@ def _check_root(store: BlockStore, report: Report) -> None:
     for blob, _ in store.list("", ""):
         if store.half_written(blob):
             report.notes.append(Finding(store.where(blob), "half-written", blob))
-        elif blob != TENANTS and blob.name != "lock":
+        elif blob != TENANTS and blob.name != "lock" and not (store.many_writers and blob.name in OWN):
             report.notes.append(Finding(store.where(blob), "not a file of ours", blob))
 
 

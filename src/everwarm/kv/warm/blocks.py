@@ -9,6 +9,8 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from dataclasses import replace as replace_fields
 
@@ -21,7 +23,7 @@ from everwarm.kv.chain import Key, child_key, token_bytes, token_list
 from everwarm.kv.container import Array, VersionError
 from everwarm.kv.ids import ModelIds
 from everwarm.kv.manifest import Manifest, decode, encode, file_name
-from everwarm.kv.warm.blockstore import BLOCKS, MANIFESTS, Blob, BlockStore, ObjectId, read_header
+from everwarm.kv.warm.blockstore import BLOCKS, MANIFESTS, AwayError, Blob, BlockStore, ObjectId, read_header
 from everwarm.kv.warm.sealed import sealed, unsealed
 
 _log = logging.getLogger(__name__)
@@ -29,6 +31,7 @@ _log = logging.getLogger(__name__)
 FORMAT = "everwarm-kv"
 VERSION = "1"
 MODEL = "model.json"
+LOOKERS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +125,14 @@ class ModelBlocks:
         """Fill the buffers; the seconds that verifying took. Raises CorruptError, VersionError, OSError; then nothing
         in the buffers may be used.
         """
+        try:
+            return self._get(name, buffers)
+        except StoreError:
+            if not self.store.drop_copy(self.blob(name.id)):
+                raise
+            return self._get(name, buffers)
+
+    def _get(self, name: BlockName, buffers: Sequence[Array]) -> float:
         header = bytearray(container.ALIGNMENT)
         size = self.store.get(self.blob(name.id), [memoryview(header), *(part.data for part in buffers)])
         started = time.perf_counter()
@@ -166,7 +177,9 @@ class ModelBlocks:
         return name
 
     def delete(self, object_id: ObjectId) -> None:
-        self.store.delete(self.blob(object_id))
+        """Where many write, nobody here knows who else needs it: the collector deletes it."""
+        if not self.store.many_writers:
+            self.store.delete(self.blob(object_id))
 
     def sync(self) -> None:
         """After this, every block that was put survives a crash."""
@@ -198,10 +211,30 @@ class ModelBlocks:
 
     def load(self, tenant: str, name: str) -> Manifest:
         """An agent's manifest. Raises StoreError, OSError."""
-        manifest = decode(self.store.read(self.manifest_blob(tenant, name)))
+        return self.load_sized(tenant, name)[0]
+
+    def load_sized(self, tenant: str, name: str) -> tuple[Manifest, int]:
+        """The same, and its bytes."""
+        data = self.store.read(self.manifest_blob(tenant, name))
+        manifest = decode(data)
         if (manifest.tenant, manifest.name) != (tenant, name):
             raise CorruptError("of another agent")
-        return self._covered(manifest)
+        return self._covered(manifest), len(data)
+
+    def changed(self) -> Iterator[tuple[Manifest, int]]:
+        """Manifests that others have written since we last looked, with text, and their bytes; where many write."""
+        blobs = [*self.store.changed(self.model)]
+        with ThreadPoolExecutor(LOOKERS, "everwarm-looker") as readers:
+            for blob, data in zip(blobs, readers.map(self._read_or_none, blobs), strict=True):
+                with suppress(StoreError):
+                    if data is not None:
+                        yield self._covered(self._checked(decode(data), blob)), len(data)
+
+    def _read_or_none(self, blob: Blob) -> bytes | None:
+        try:
+            return self.store.read(blob)
+        except OSError:
+            return None
 
     def remove(self, tenant: str, name: str) -> None:
         """Delete an agent's manifest, durably."""
@@ -226,14 +259,20 @@ class ModelBlocks:
                 yield error, blob, len(data)
 
     def stored(self, tenant: str, name: str) -> Stored:
-        """What is stored of an agent now. If it can't be read, its generation is unknown and said to be 0."""
+        """What is stored of an agent now. If it can't be read, its generation is unknown and said to be 0. Raises
+        AwayError.
+        """
         blob = self.manifest_blob(tenant, name)
         try:
             size = self.store.size(blob)
+        except AwayError:
+            raise
         except OSError:
             return Stored()
         try:
             return Stored(decode(self.store.read(blob), with_text=False).generation, size)
+        except AwayError:
+            raise
         except (OSError, StoreError):
             return Stored(0, size)
 

@@ -4,6 +4,7 @@ A `BlockStore` keeps named bytes (blobs) of several models. It knows nothing of 
 quotas are above it. How a blob becomes durable (renames, syncs, conditional puts) is its private business.
 """
 
+import errno
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -63,6 +64,13 @@ class ConflictError(StoreError):
     """Somebody else has committed another generation of this manifest."""
 
 
+class AwayError(OSError):
+    """The storage does not answer, or refuses: it says nothing about the blob. Trying again later may help."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(errno.EAGAIN, why)
+
+
 class Lease(Protocol):
     """The right to write."""
 
@@ -76,6 +84,16 @@ class BlockStore(Protocol):
     def identity(self) -> str:
         """Equal for two objects that stand for the same store."""
 
+    @property
+    def many_writers(self) -> bool:
+        """Whether several processes write here at once. Then nobody knows all that is there: agents have leases, and
+        blocks are deleted by a collector that looks at every manifest (`kv.tools.collector`), by nobody else.
+        """
+
+    @property
+    def secret(self) -> bytes | None:
+        """What the salts of tenants follow from, where that is not kept in the store itself."""
+
     def lock(self) -> Lease:
         """The right to write, for one process at a time. Raises StoreError naming who has it."""
 
@@ -88,6 +106,9 @@ class BlockStore(Protocol):
     def list(self, model: str, area: str) -> Iterator[tuple[Blob, int]]:
         """What is there, with sizes; also what is not ours. Nothing if it can't be listed."""
 
+    def changed(self, model: str) -> Iterator[Blob]:
+        """Where many write: manifests that are not as we have last read or written them. Raises OSError."""
+
     def read(self, blob: Blob) -> bytes:
         """All of it."""
 
@@ -95,6 +116,19 @@ class BlockStore(Protocol):
         """Fill the buffers from the beginning; how many bytes there were, at most what fits."""
 
     def size(self, blob: Blob) -> int: ...
+
+    def fetch_ahead(self, blobs: Sequence[Blob]) -> None:
+        """These are going to be read: bring them near, several at a time. Returns when that is done or takes too
+        long. Fails silently.
+        """
+
+    def drop_copy(self, blob: Blob) -> bool:
+        """What was read is damaged. Whether that was only a copy, which is dropped now: reading again may help."""
+
+    def missing(self, blobs: Sequence[Blob]) -> Sequence[Blob]:
+        """A manifest is about to name these: make sure that no collector takes them. Returns those that are not there
+        any more.
+        """
 
     def put(self, blob: Blob, parts: Sequence[Part]) -> None:
         """Put the whole of it in place, or nothing. It survives a crash once `sync` has returned."""
@@ -124,6 +158,31 @@ class BlockStore(Protocol):
 
     def where(self, blob: Blob | None = None) -> str:
         """Where something is, or the store itself: for messages."""
+
+    def close(self) -> None:
+        """It is not used any more."""
+
+
+class OneWriter:
+    """What is the same for every store that one process writes at a time, on its own machine."""
+
+    many_writers = False
+    secret: bytes | None = None
+
+    def changed(self, model: str) -> Iterator[Blob]:
+        return iter(())
+
+    def fetch_ahead(self, blobs: Sequence[Blob]) -> None:
+        """They are near."""
+
+    def drop_copy(self, blob: Blob) -> bool:
+        return False
+
+    def missing(self, blobs: Sequence[Blob]) -> Sequence[Blob]:
+        return []
+
+    def close(self) -> None:
+        """Nothing is held."""
 
 
 def most_bytes(store: BlockStore) -> int:

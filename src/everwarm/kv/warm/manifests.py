@@ -6,13 +6,14 @@ What changes them runs with the mutex of the shared store held.
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from everwarm.errors import StoreError
+from everwarm.kv.chain import Key
 from everwarm.kv.container import VersionError
-from everwarm.kv.manifest import Manifest, file_name
+from everwarm.kv.manifest import Manifest, emptied, file_name
 from everwarm.kv.warm.blocks import ModelBlocks, Stored, UnreadableError
-from everwarm.kv.warm.blockstore import Blob, ConflictError
+from everwarm.kv.warm.blockstore import AwayError, Blob, ConflictError
 from everwarm.kv.warm.quarantine import Quarantine
 from everwarm.kv.warm.shared import SharedStore
 
@@ -33,6 +34,7 @@ class _Known:
     """What is known of one agent's manifest."""
 
     stored: Stored = field(default_factory=Stored)
+    keys: frozenset[Key] = frozenset()  # blocks that it names: no collector takes them
     unreadable: str = ""  # why it can't be read: it is set aside before another takes its place
 
 
@@ -41,6 +43,7 @@ class Manifests:
 
     def __init__(self, blocks: ModelBlocks, shared: SharedStore, quarantine: Quarantine, events: Counter[str]) -> None:
         self._blocks, self._shared, self._quarantine, self._events = blocks, shared, quarantine, events
+        self._many = blocks.store.many_writers
         self._known: dict[Who, _Known] = {}
         self.bytes = 0
         self.doomed: dict[Who, Stored] = {}  # should be deleted and could not be: counted, and tried again
@@ -74,7 +77,9 @@ class Manifests:
         try:
             manifest = self._blocks.load(*who)
         except (OSError, StoreError) as error:
-            if not isinstance(error, FileNotFoundError):
+            if self._many and isinstance(error, VersionError):  # not found at a start, which lists nothing
+                self._quarantine.leave_alone(self._blocks.manifest_blob(*who), f"is of {error}")
+            elif not isinstance(error, FileNotFoundError | AwayError):
                 why = error.strerror if isinstance(error, OSError) else None
                 self.refuse(who, why or str(error))
             raise
@@ -86,9 +91,31 @@ class Manifests:
         known = self._known.setdefault(who, _Known())
         known.unreadable = why
 
+    def named(self, who: Who) -> frozenset[Key]:
+        """Blocks that the stored manifest of an agent names."""
+        known = self._known.get(who)
+        return known.keys if known is not None else frozenset()
+
+    def saw(self, manifest: Manifest, size: int) -> None:
+        """This is stored now."""
+        known = self._known.setdefault((manifest.tenant, manifest.name), _Known())
+        known.keys = frozenset(manifest.keys)
+        self._count(known, Stored(manifest.generation, size))
+
+    def generation(self, who: Who) -> int:
+        """Of what is stored, as far as we know; 0: nothing is."""
+        known = self._known.get(who)
+        return known.stored.generation if known is not None else 0
+
+    def forget(self, who: Who) -> None:
+        """Somebody else has removed it."""
+        if (known := self._known.pop(who, None)) is not None:
+            self._count(known, Stored())
+
     def commit(self, manifest: Manifest) -> int:
         """Replace an agent's manifest; its bytes. Raises StoreError, OSError."""
         who = manifest.tenant, manifest.name
+        manifest = replace(manifest, lease=None) if manifest.lease is not None else manifest
         known = self._known.setdefault(who, _Known())
         # A manifest of this name that should have been deleted is replaced: it counts as this agent's from now on.
         if (doomed := self.doomed.pop(who, None)) is not None:
@@ -105,10 +132,14 @@ class Manifests:
                 if known.stored.size:  # somebody has damaged it meanwhile
                     self._set_aside(who, known)
                 stored = self._swap(known, manifest)
+        except AwayError:  # the store itself knows what it may have written
+            raise
         except OSError:
             self._look_again(who, known)  # the new one may be in place, though not for sure
             raise
         self._count(known, stored)
+        if self._many:
+            known.keys = frozenset(manifest.keys)
         return stored.size
 
     def remove(self, who: Who) -> None:
@@ -118,10 +149,13 @@ class Manifests:
             before = self._blocks.load(*who)
         known = self._known.setdefault(who, _Known())
         try:
-            self._blocks.remove(*who)
-        except OSError as error:
+            if not self._many:
+                self._blocks.remove(*who)
+            elif before is not None:
+                self._swap(known, emptied(before))
+        except (OSError, ConflictError) as error:
             self._events["save_errors"] += 1
-            back = before is None or self._put_back(known, before)
+            back = before is None or self._many or self._put_back(known, before)
             raise NotRemovedError(f"agent {who[1]!r} was not removed: {error}", None if back else before) from None
         self._count(known, Stored())
         del self._known[who]
@@ -141,6 +175,8 @@ class Manifests:
 
     def _swap(self, known: _Known, manifest: Manifest) -> Stored:
         before = known.stored
+        if self._many and manifest.generation <= before.generation:  # numbers were given while the storage was away
+            manifest = replace(manifest, generation=before.generation + 1)
         return self._blocks.commit(manifest, before.generation, lambda size: self._shared.make_room(size - before.size))
 
     def _put_back(self, known: _Known, manifest: Manifest) -> bool:

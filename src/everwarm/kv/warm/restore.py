@@ -128,6 +128,8 @@ class Restorer:
                 of_kind = [node for node in nodes if node.kind == kind]
                 wanted += zip(of_kind, pool.allocate_many(len(of_kind), clear=False), strict=True)
             reading = time.perf_counter()
+            if self._tier is not None:
+                self._tier.fetch_ahead(nodes)
             failures = self._read_all(wanted, receipt)
             reading_s = time.perf_counter() - reading
         except BaseException as error:

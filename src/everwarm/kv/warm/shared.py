@@ -115,7 +115,7 @@ class SharedStore:
             return not self._opened
 
     def _count_others(self) -> None:
-        if self.store is not None:
+        if self.store is not None and not self.store.many_writers:
             self.others = OtherModels(self.store, frozenset(tier.model for tier in self._tiers))
 
     def quarantined(self, blob: Blob, size: int) -> None:

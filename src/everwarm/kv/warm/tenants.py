@@ -1,5 +1,10 @@
-"""A random salt for each tenant: equal prefixes of two tenants have different names, so they share nothing."""
+"""A salt for each tenant: equal prefixes of two tenants have different names, so they share nothing.
 
+Salts are random and kept in the store. Where many processes write, they follow from a secret that all of them have and
+that is not in the store.
+"""
+
+import hashlib
 import logging
 import secrets
 import threading
@@ -21,13 +26,14 @@ class Tenants:
 
     def __init__(self, store: BlockStore | None, writing: bool, counters: Counter[str]) -> None:
         """Without a store, or where nothing may be written, new salts last until we end."""
-        self._store = store if writing else None
+        self._secret = None if store is None else store.secret
+        self._store = store if writing and self._secret is None else None
         self._counters = counters
         self._lock = threading.Lock()
         self._salts: dict[str, bytes] = {}
         self._unsaved = False
         try:
-            self._salts = {} if store is None else read_salts(store)
+            self._salts = {} if store is None or self._secret is not None else read_salts(store)
         except VersionError as error:
             _log.warning("%s; it is left alone, tenants get new salts until we end", error)
             self._store = None
@@ -47,11 +53,23 @@ class Tenants:
         """A tenant's salt. That of a new tenant is made and saved; if that fails, the next call tries again."""
         with self._lock:
             if tenant not in self._salts:
-                self._salts[tenant] = secrets.token_bytes(16)
+                self._salts[tenant] = secrets.token_bytes(16) if self._secret is None else self._derived("salt", tenant)
                 self._unsaved = True
             if self._unsaved and self._store is not None:
                 self._save(self._store)
             return self._salts[tenant]
+
+    def secret(self, tenant: str) -> bytes:
+        """Bytes that nobody else has. Where salts follow from a secret, manifests tell them to whoever can read the
+        storage: then this is something else.
+        """
+        return self.salt(tenant) if self._secret is None else self._derived("secret", tenant)
+
+    def _derived(self, what: str, tenant: str) -> bytes:
+        assert self._secret is not None
+        key = hashlib.blake2b(self._secret).digest()
+        said = f"{what}\0{tenant}".encode("utf-8", "surrogatepass")
+        return hashlib.blake2b(said, digest_size=16, key=key).digest()
 
     def _save(self, store: BlockStore) -> None:
         try:

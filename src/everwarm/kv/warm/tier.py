@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from everwarm.errors import StoreError
+from everwarm.errors import StoreError, TurnLostError
 from everwarm.kernels.backend import FULL
 from everwarm.kv.chain import Key, token_bytes
 from everwarm.kv.container import Array, VersionError
@@ -24,7 +24,8 @@ from everwarm.kv.index.tree import Node, is_safe
 from everwarm.kv.manifest import Manifest
 from everwarm.kv.receipt import Cause, Why
 from everwarm.kv.warm.blocks import BlockName, CorruptError, ModelBlocks
-from everwarm.kv.warm.blockstore import ObjectId
+from everwarm.kv.warm.blockstore import ConflictError, ObjectId
+from everwarm.kv.warm.leases import Leases
 from everwarm.kv.warm.manifests import Manifests, Who
 from everwarm.kv.warm.quarantine import Quarantine
 from everwarm.kv.warm.shared import BATCH_BLOCKS, SharedStore
@@ -33,6 +34,8 @@ _log = logging.getLogger(__name__)
 
 DOOMED_AT_ONCE = 64
 MOST_UNSYNCED = 1024
+SURE_S = 900.0
+"""For so long after we have written a block, no collector takes it: see `kv.remote.store`."""
 PASSING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
 """Errors that say nothing about the file."""
 
@@ -56,6 +59,7 @@ class WarmTier:
         self.model = blocks.model
         self.quarantine = Quarantine(shared, index.counts.events)
         self.manifests = Manifests(blocks, shared, self.quarantine, index.counts.events)
+        self.leases = Leases(blocks, self.manifests) if blocks.store.many_writers else None
         self.garbage: set[ObjectId] = set()  # on disk, but no chain of parents leads there: deleted for space
         self.doomed: set[ObjectId] = set()  # should be deleted and could not be: counted, and tried again at each save
         self._index = index
@@ -63,6 +67,7 @@ class WarmTier:
         self._bytes = 0  # of blocks
         self._superseded: dict[Who, list[tuple[int, Superseded]]] = {}  # until these generations are stored
         self._unsynced: list[Node] = []  # put since the last sync
+        self._put_at: dict[ObjectId, float] = {}  # when we have written blocks, where many write
 
     @property
     def _events(self) -> Counter[str]:
@@ -115,6 +120,8 @@ class WarmTier:
                 beside = self._index.beside(blocks, token_bytes(manifest.tokens), manifest.positions)
                 written += sum(self._save_blocks([node])[1] for node in beside)
                 self._sync()
+                if self.leases is not None:
+                    self._make_sure(who, [*blocks, *beside])
                 # The manifest counts what is there: blocks may have been given up when memory was short, or come back.
                 end = blocks[-1].end if blocks else 0
                 with self._index.lock:
@@ -130,15 +137,61 @@ class WarmTier:
                     positions=positions,
                     ends=self._ends(manifest, blocks, positions),
                 )
-                size = self.manifests.commit(manifest)
+                size = self._replace_manifest(manifest)
             except (OSError, StoreError) as error:
                 self._events["save_errors"] += 1
+                if self.leases is not None and isinstance(error, ConflictError):
+                    raise TurnLostError(
+                        f"agent {manifest.name!r} was not saved: another replica has taken over its turn, or has "
+                        "removed it; send the request again"
+                    ) from None
                 raise StoreError(f"agent {manifest.name!r} was not saved: {error}") from None
             self._events["commits"] += 1
             self._events["manifest_bytes"] += size
             self._index.counts.seconds["save"] += time.perf_counter() - started
             self.delete(self._unused(who, manifest.generation))
         return written + size
+
+    def _replace_manifest(self, manifest: Manifest) -> int:
+        """Its bytes. Where many write, the lease ends with that."""
+        if self.leases is None:
+            return self.manifests.commit(manifest)
+        who = manifest.tenant, manifest.name
+        with self.leases.changing(who):
+            size = self.manifests.commit(manifest)
+            self.leases.ended(who)
+        return size
+
+    def _make_sure(self, who: Who, nodes: list[Node]) -> None:
+        """Where many write, a collector may have taken blocks that we knew: those that no manifest names are looked at,
+        unless we have just written them, and written again if need be.
+        """
+        now, named = time.monotonic(), self.manifests.named(who)
+        self._put_at = {found: at for found, at in self._put_at.items() if at > now - SURE_S}
+        doubtful = [node for node in nodes if node.key not in named and _id(node) not in self._put_at]
+        gone = set(self.blocks.store.missing([self.blocks.blob(_id(node)) for node in doubtful]))
+        lost = [node for node in doubtful if self.blocks.blob(_id(node)) in gone]
+        if lost:
+            self._index.suspect(lost)
+            for node in lost:
+                self._save_blocks([node])
+            self._sync()
+        self._put_at |= {_id(node): now for node in doubtful if node not in lost}
+
+    def found(self, manifest: Manifest, nodes: list[Node]) -> None:
+        """Somebody else has saved these blocks: a manifest names them."""
+        with self._index.lock:
+            for node in nodes:
+                if not node.on_disk:
+                    self._bytes += 0 if self._counted(node) else self.size_of(node)
+                    self.garbage.discard(_id(node))
+                    self.doomed.discard(_id(node))
+                    self._index.saved(node)
+
+    def fetch_ahead(self, nodes: list[Node]) -> None:
+        """These are going to be read."""
+        if self.blocks.store.many_writers:
+            self.blocks.store.fetch_ahead([self.blocks.blob(_id(node)) for node in nodes])
 
     def _ends(self, manifest: Manifest, chain: list[Node], positions: tuple[int, ...]) -> tuple[Key, ...]:
         """Names of blocks that a history once ended with, beside which something is kept."""
@@ -158,6 +211,8 @@ class WarmTier:
             self.garbage.discard(_id(node))
             self.doomed.discard(_id(node))
         self._unsynced.append(node)
+        if self.leases is not None:
+            self._put_at[_id(node)] = time.monotonic()
         if len(self._unsynced) >= MOST_UNSYNCED:  # of turns that were never committed
             self._sync()
         self._events["saved_blocks"] += 1
@@ -246,7 +301,7 @@ class WarmTier:
         """
         with self.shared.mutex:
             self.delete_doomed()
-            self.manifests.remove((tenant, name))
+            self._remove_manifest((tenant, name))
             unused = self._unused((tenant, name))
             with self._index.lock:
                 alone = self._index.alone(chain, beside)
@@ -263,6 +318,14 @@ class WarmTier:
             f"{left} files with parts of its history could not be deleted" if left else "a power loss may bring it back"
         )
         return f"agent {name!r} was removed, but {what}: {problem}; it is tried again at the next save"
+
+    def _remove_manifest(self, who: Who) -> None:
+        if self.leases is None:
+            self.manifests.remove(who)
+            return
+        with self.leases.changing(who):
+            self.manifests.remove(who)
+            self.leases.ended(who)
 
     def give_up(self, tenant: str, name: str) -> None:
         """An agent whose history was never stored is not to be, after all."""
