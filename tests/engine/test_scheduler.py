@@ -57,7 +57,7 @@ def learned(row_s: float) -> Scheduler:
 
 
 def test_a_step_of_prefill_alone_takes_a_quarter_of_a_second() -> None:
-    for row_s, rows in ((1e-4, MOST_ROWS), (1e-3, 192), (5e-3, 48), (1e-2, LEAST_ALONE), (1.0, LEAST_ALONE)):
+    for row_s, rows in ((1e-4, MOST_ROWS), (1e-3, 224), (5e-3, 48), (1e-2, LEAST_ALONE), (1.0, LEAST_ALONE)):
         one = Waiting(16_000)
         assert chosen(learned(row_s), one) == [(one, rows)]
 
@@ -94,8 +94,8 @@ def test_alone_they_take_all_of_it() -> None:
 
 def test_whoever_has_had_least_comes_next_and_the_more_important_before() -> None:
     much, little, important = Waiting(1000, computed=900), Waiting(1000, computed=100), Waiting(1000, 2000, priority=1)
-    assert chosen(learned(1e-3), much, little) == [(little, 192)]
-    assert chosen(learned(1e-3), much, little, important) == [(important, 192)]
+    assert chosen(learned(1e-3), much, little) == [(little, 224)]
+    assert chosen(learned(1e-3), much, little, important) == [(important, 224)]
 
 
 def test_what_is_idle_waits_while_anybody_else_is_there() -> None:
@@ -115,7 +115,7 @@ def test_idle_steps_grow_and_shrink_with_the_time_they_take() -> None:
     assert seen[:3] == [TILE_ROWS, 2 * TILE_ROWS, 4 * TILE_ROWS]
     assert max(seen) * 1e-4 <= IDLE_S
     assert seen[-1] * 1e-2 <= IDLE_S
-    assert chosen(scheduler, Waiting(16_000))[0][1] == 192, "what others take was not learned from it"
+    assert chosen(scheduler, Waiting(16_000))[0][1] == 224, "what others take was not learned from it"
 
 
 def test_a_draft_is_computed_if_it_is_worth_its_time() -> None:

@@ -54,6 +54,7 @@ COMPARED = {
     "lfm2moe": ("llama-bpe",),
     "falcon-h1": ("llama-bpe",),
     "nemotron_h": ("tekken",),
+    "nemotron_h_moe": ("tekken",),
     "mamba2": ("gpt-2",),
 }
 """For each architecture, golden files with the tokenizers that its models have."""

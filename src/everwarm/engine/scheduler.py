@@ -26,7 +26,7 @@ models; a newcomer hardly notices."""
 LEAST_ALONE = 32
 """Rows of such a step, however long they take: a large model computes fewer hardly sooner."""
 FULL_ROWS = 32
-"""Longer steps are a multiple of it: what kernels and blocks of KV leave over at the end of a chunk costs up to 3 %."""
+"""Steps of twice as many or more are a multiple of it: what kernels and blocks of KV leave over at the end of a chunk costs up to 3 %."""
 
 LEAST_ROWS = 16
 """Of prefill in a step in which someone decodes, which takes `STEP_S`."""
@@ -152,5 +152,5 @@ class Scheduler:
         if self._row_s is None:
             return min(self._most_rows, FIRST_ROWS)
         rows = int(seconds / self._row_s)
-        tile = TILE_ROWS if someone_waits or rows < FULL_ROWS else FULL_ROWS
+        tile = TILE_ROWS if someone_waits or rows < 2 * FULL_ROWS else FULL_ROWS
         return max(least, min(self._most_rows, rows // tile * tile))

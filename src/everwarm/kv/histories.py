@@ -283,7 +283,7 @@ class Histories:
         try:
             return self.tier.blocks.load(agent.tenant, agent.name)
         except (OSError, StoreError) as error:
-            if not agent.generation:  # removed meanwhile
+            if not agent.generation or isinstance(error, FileNotFoundError):  # removed meanwhile, or just now
                 raise UnknownAgentError(f"no such agent: {agent.name!r}") from None
             raise StoreError(f"agent {agent.name!r}: its manifest can't be read: {_words(error)}") from None
 

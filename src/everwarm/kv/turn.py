@@ -153,13 +153,11 @@ class Turn:
         """Find the longest known prefix and make it part of `kv`. At least the last token is left to be computed."""
         receipt = self.receipt
         started = time.perf_counter()
-        self._blocks.tokens = token_bytes(tokens)
         receipt.prompt_tokens = len(tokens)
         receipt.diverged_at_char = diverged_at_char
-        receipt.tokens_digest = hashlib.blake2b(self._blocks.tokens, digest_size=16).hexdigest()
-        marks = self._context.marks
-        if marks.every:
-            self._blocks.marks = sorted({*marks.positions(self._blocks.tokens), marks.last(len(tokens))})
+        said, rule = token_bytes(tokens), self._context.marks
+        receipt.tokens_digest = hashlib.blake2b(said, digest_size=16).hexdigest()
+        self._blocks.begin(said, {*rule.positions(said), rule.last(len(tokens))} if rule.every else ())
         matched, nodes = self._find()
         receipt.lookup_s = time.perf_counter() - started
         why = self._take(matched, nodes, receipt)
@@ -181,8 +179,7 @@ class Turn:
         takes nothing from anybody, in memory or on disk. Whether it did; not if all is known already.
         """
         index = self._index
-        self._blocks.tokens = token_bytes(tokens)
-        self._blocks.marks = [self._context.marks.last(len(tokens))]
+        self._blocks.begin(token_bytes(tokens), (self._context.marks.last(len(tokens)),))
         with index.lock:
             matched, nodes = self._find()
             missing = index.bytes_for(len(tokens)) - len(nodes) * index.block_bytes
@@ -246,7 +243,7 @@ class Turn:
                 dict(zip(plan.windows, windows.values(), strict=True)),
                 GONE if state is None else state,
             )
-        mine.full += nodes
+        mine.follow(mine.root, [*mine.full, *nodes])
         index.touch(nodes)
         shared = min(self.kv.length, self.receipt.prompt_tokens) - begin
         if shared > 0:
@@ -263,7 +260,8 @@ class Turn:
                 root = self._histories.root(salt)
                 path, partial, shared = index.walk(root, tokens)
                 found.append((len(path) * size + shared, salt, root, path, partial))
-            matched, self._salt, self._blocks.root, path, partial = max(found, key=lambda match: match[0])
+            matched, self._salt, root, path, partial = max(found, key=lambda match: match[0])
+            self._blocks.follow(root, self._blocks.full)
             wanted = min(matched, len(tokens) // 4 - 1)
             nodes = [*path, *([partial] if partial else [])][: -(-wanted // size)]
             self._blocks.claim(nodes)
@@ -273,13 +271,13 @@ class Turn:
         """Make these blocks the sequence's. Returns why not all."""
         wanted = min(matched, len(self._blocks.tokens) // 4 - 1)
         why = self._context.restorer.restore(self.kv, nodes, wanted, receipt)
-        self._blocks.full = nodes[: self.kv.length // self._index.block_tokens]
+        self._blocks.follow(self._blocks.root, nodes[: self.kv.length // self._index.block_tokens])
         self._index.touch(nodes[: len(self.kv.blocks)])
         return why
 
     def append(self, tokens: Sequence[int]) -> None:
         """These tokens follow; `kv` need not have them yet."""
-        self._blocks.tokens += token_bytes(tokens)
+        self._blocks.append(token_bytes(tokens))
 
     def computed(self, tokens: int, seconds: float) -> None:
         """So fast is computing: to be weighed against reading."""

@@ -5,7 +5,7 @@ the turn sees them; windows and states are kept only at marks (`kv.marks`). One 
 """
 
 import bisect
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import takewhile
 
 from everwarm.kernels.backend import STATE, WINDOW
@@ -48,6 +48,18 @@ class TurnBlocks:
         at, every = self.kv.length, self._rule.every
         following = bisect.bisect_right(self.marks, at)
         return min([*self.marks[following : following + 1], (at // every + 1) * every])
+
+    def begin(self, tokens: bytes, marks: Iterable[int]) -> None:
+        """These are the tokens of the prompt, and the positions of it whose windows and states are kept."""
+        self.tokens, self.marks = tokens, sorted(marks)
+
+    def append(self, tokens: bytes) -> None:
+        """These tokens follow."""
+        self.tokens += tokens
+
+    def follow(self, root: Node | None, full: list[Node]) -> None:
+        """The sequence begins at this root and has these full blocks."""
+        self.root, self.full = root, full
 
     def claim(self, nodes: list[Node]) -> None:
         self._index.claim(nodes)
