@@ -26,7 +26,8 @@ models; a newcomer hardly notices."""
 LEAST_ALONE = 32
 """Rows of such a step, however long they take: a large model computes fewer hardly sooner."""
 FULL_ROWS = 32
-"""Steps of twice as many or more are a multiple of it: what kernels and blocks of KV leave over at the end of a chunk costs up to 3 %."""
+"""Steps of twice as many or more are a multiple of it: what kernels and blocks leave over at the end of a chunk costs
+up to 3 %."""
 
 LEAST_ROWS = 16
 """Of prefill in a step in which someone decodes, which takes `STEP_S`."""
