@@ -109,13 +109,13 @@ def everwarm(model: Path, home: Path, settings: Mapping[str, Given], *flags: str
     return ServerProcess("everwarm", command, environment, None)
 
 
-def llama_cpp(model: Path, slots: int, context: int, threads: int) -> ServerProcess:
+def llama_cpp(model: Path, slots: int, context: int, threads: int, *flags: str) -> ServerProcess:
     """llama.cpp's own server with as many slots as there are agents, and room in each for a whole conversation."""
     port = _free_port()
     command = [
         _llama_server(), "--model", str(model), "--host", "127.0.0.1", "--port", str(port), "--parallel", str(slots),
         "--ctx-size", str(slots * context), "--threads", str(threads), "--threads-batch", str(threads),
-        "--flash-attn", "on", "--cont-batching", "--cache-prompt", "--no-webui",
+        "--flash-attn", "on", "--cont-batching", "--cache-prompt", "--no-webui", *flags,
     ]  # fmt: skip
     return ServerProcess("llama.cpp", command, os.environ, f"http://127.0.0.1:{port}")
 
