@@ -71,6 +71,20 @@ def test_the_end_of_the_turn_before_is_kept(store: AgentStore) -> None:
     assert receipt.cached_tokens == 52  # the last token of an answer is not computed in its turn
 
 
+def test_the_ends_of_the_last_turns_are_kept_and_not_the_blocks_before_them(store: AgentStore) -> None:
+    """Whoever takes back several short turns goes on from the answer before them."""
+    history, ends = list(LONG[:30]), []
+    for number in range(5):
+        asked, said = [*[40 + number] * 5, MESSAGE_END], [*[50 + number] * 5, MESSAGE_END]
+        talk(store, "alice", [*history, *asked], said)
+        history = [*history, *asked, *said]
+        ends.append(len(history) - 1)  # the last token of an answer is not computed in its turn
+    for taken_back in (1, 2, 3):
+        end = ends[-1 - taken_back]
+        receipt = talk(store, f"branch {taken_back}", [*history[: end + 1], *[60] * 5])
+        assert receipt.cached_tokens == end
+
+
 def test_only_the_last_ends_stay(store: AgentStore) -> None:
     history = list(LONG[:20])
     for number in range(40):

@@ -19,6 +19,7 @@ from everwarm.kernels.backend import FULL
 from everwarm.kv.layout import Layout
 
 LAST_MESSAGES = 4
+NEAR_BLOCKS = 2
 LEAST_BLOCKS, MOST_BLOCKS = 8, 64
 """Between two positions that all histories have in common."""
 
@@ -55,7 +56,19 @@ class Marks:
             found |= {int(end) // self.block_tokens * self.block_tokens for end in (*ends[:1], *ends[-LAST_MESSAGES:])}
         ordered = sorted(position for position in found if 0 < position < count)
         yield from ordered[:1]
-        yield from ordered[1:][-LAST_MESSAGES:]
+        yield from self._thinned(ordered[1:])[-LAST_MESSAGES:]
+
+    def _thinned(self, positions: list[int]) -> list[int]:
+        """Without borders of blocks that lie just before the end of a turn: who edits a message behind them goes on
+        from that end, so that the room is better used for an earlier turn.
+        """
+        size = self.block_tokens
+        ends = [position for position in positions if position % size]
+        return [
+            position
+            for position in positions
+            if position % size or not any(position < end < position + NEAR_BLOCKS * size for end in ends)
+        ]
 
     def last(self, count: int) -> int:
         """The last position of a prompt of so many tokens at which the same prompt can be gone on from."""

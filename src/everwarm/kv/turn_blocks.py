@@ -120,11 +120,9 @@ class TurnBlocks:
         common = common_tokens(history.tokens, self.tokens)
         earlier = [position for position in history.positions if position <= common]
         earlier.append(self._rule.last(prompt_tokens))
-        marks = {mark for mark in self._rule.positions(self.tokens, earlier) if mark < end}
+        marks = {*self._rule.positions(self.tokens[: 4 * end], earlier), end}
         with index.lock:
-            return tuple(
-                position for position in sorted({*marks, end}) if index.resume(chain, position).position == position
-            )
+            return tuple(position for position in sorted(marks) if index.resume(chain, position).position == position)
 
     def _seal(self, begin: int, end: int, wait: bool) -> Node | None:
         """The node of a block that will not be written any more; None if it is the beginning of another one."""
