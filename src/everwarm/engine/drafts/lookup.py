@@ -19,7 +19,9 @@ LEAST_CHANCE = 0.03
 class Lookup:
     """Belongs to one sequence. It is made on any thread, then used on the engine's."""
 
-    def __init__(self, prompt: Sequence[int], context: int, acceptance: Acceptance, others: _native.Suffixes | None) -> None:
+    def __init__(
+        self, prompt: Sequence[int], context: int, acceptance: Acceptance, others: _native.Suffixes | None
+    ) -> None:
         """`context`: tokens of prompt and answer, at most. `others`: what other agents have said, if it may be used."""
         self._own = _native.Suffixes(max(1024, 2 * context - 1))
         self._own.extend(np.asarray(prompt, np.int32))
