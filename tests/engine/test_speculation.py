@@ -155,8 +155,8 @@ def test_what_another_agent_of_the_tenant_has_said_is_drafted(plain: LLM, drafti
     other = answer(drafting, prompt, agent="a", tenant="two", **SAMPLED)
     nobody = answer(drafting, prompt, cache=False, **SAMPLED)
     assert first[0] == second[0] == other[0] == nobody[0] == expected
-    assert second[1].receipt.passes < 10
-    assert other[1].receipt.passes == nobody[1].receipt.passes == first[1].receipt.passes > 20
+    assert second[1].receipt.accepted_tokens > 30
+    assert all(end.receipt.accepted_tokens < 30 for _, end in (first, other, nobody))
 
 
 def test_what_is_not_kept_is_not_remembered(drafting: LLM) -> None:

@@ -141,6 +141,10 @@ def test_metrics_count_what_a_request_took(server: Running) -> None:
     assert changed["everwarm_lookups_total|exact|hot"] == 1
     assert changed["everwarm_requests_total|/v1/chat/completions|200"] == 2
     assert changed["everwarm_batch_size_bucket|1.0"] >= 2
+    drafted = changed["everwarm_drafted_tokens_total"], changed["everwarm_accepted_draft_tokens_total"]
+    assert drafted[0] >= drafted[1] >= 0
+    assert changed["everwarm_decode_passes_total"] + drafted[1] >= 2 * body["usage"]["completion_tokens"]
+    assert after["everwarm_draft_memory_bytes"] > 0
     assert changed["everwarm_commits_total"] == 2
     assert changed["everwarm_weight_cache_misses_total"] == 0
     assert changed["everwarm_weight_cache_hits_total"] > 0

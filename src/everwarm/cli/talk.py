@@ -168,13 +168,14 @@ def speed(completion: "Completion") -> str:
 
 
 def statistics(completion: "Completion") -> list[str]:
-    """What the weight cache did, and where the time went."""
-    used, total = completion.weights, sum(completion.time_s.values())
+    """What the weight cache did, what drafts did, and where the time went."""
+    used, receipt, total = completion.weights, completion.receipt, sum(completion.time_s.values())
     shares = ", ".join(
         f"{kind} {spent * 1e3:.0f} ms ({spent / total:.0%})" for kind, spent in completion.time_s.items()
     )
     return [
         f"(weights: {used.hits:,} hits, {used.prefetch_hits:,} read ahead, {used.misses:,} misses, "
         f"hit rate {used.hit_rate:.1%})",
+        f"(drafts: {receipt.accepted_tokens} of {receipt.drafted_tokens} tokens right, {receipt.passes} passes)",
         f"(time: {shares})",
     ]

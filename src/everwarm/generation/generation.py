@@ -9,7 +9,7 @@ closing it only puts a message into the engine's inbox; turn and memory are give
 """
 
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
 from typing import Protocol
@@ -181,24 +181,21 @@ class Generation:
         output = Output(request, runtime.tokenizer, ids, self._continues(ids), queue, stopped)
         owner = turn or alone
         assert owner is not None
-        proposer = self._proposer(ids, sampler, turn)
+        drafts = runtime.drafts
+        drafting = drafts is not None or request.drafter is not None
+        proposer = Proposer(sampler, request.drafter) if drafting else None
         most_tokens = min(len(ids) + request.max_tokens, request.context)
         sequence = Sequence(owner, room, list(ids), sampler, output, proposer, most_tokens)
         self._sequence = sequence  # from now on `cancel` reaches it
         if self._cancelled.is_set():
             raise CancelledError("cancelled")
         runtime.engine.submit(sequence)
+        if drafts is not None and proposer is not None and request.drafter is None:
+            # Only now: the prompt is being computed meanwhile.
+            greedy, tenant = request.sampling.temperature == 0, None if turn is None else turn.tenant
+            with suppress(MemoryError):  # then there are no drafts
+                proposer.lookup = drafts.lookup(ids, request.context, tenant, greedy=greedy)
         return _Computation(turn, prompt, receipt, sampler, output, sequence)
-
-    def _proposer(self, ids: list[int], sampler: Sampler, turn: Turn | None) -> Proposer | None:
-        """What drafts the next tokens; None if nothing does."""
-        request, drafts, lookup = self._request, self._runtime.drafts, None
-        if drafts is None and request.drafter is None:
-            return None
-        if drafts is not None and request.drafter is None:
-            tenant = None if turn is None else turn.tenant
-            lookup = drafts.lookup(ids, request.context, tenant, greedy=request.sampling.temperature == 0)
-        return Proposer(sampler, request.drafter, lookup)
 
     def _open_turn(self, held: ExitStack, store: AgentStore) -> Turn:
         request, context = self._request, self._runtime.model.config.context

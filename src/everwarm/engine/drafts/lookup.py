@@ -25,6 +25,7 @@ class Lookup:
         """`context`: tokens of prompt and answer, at most. `others`: what other agents have said, if it may be used."""
         self._own = _native.Suffixes(max(1024, 2 * context - 1))
         self._own.extend(np.asarray(prompt, np.int32))
+        self._stored = len(prompt)
         self._others = others
         self._acceptance = acceptance
         self._guess: list[int] = []  # what was found last, drafted or not
@@ -33,6 +34,9 @@ class Lookup:
 
     def propose(self, tokens: list[int], ahead: list[int], most: int) -> Proposal:
         """What may follow the tokens and those `ahead`, which are certain."""
+        for token in tokens[self._stored :]:
+            self._own.append(token)
+        self._stored = len(tokens)
         tail = tokens[-LONGEST:] + ahead
         match, found, support = self._own.draft(tail, most)
         if self._others is not None and match < LONGEST:
@@ -53,12 +57,10 @@ class Lookup:
         return Proposal(found[: len(chances)], chances)
 
     def accepted(self, tokens: list[int]) -> None:
-        """These tokens follow."""
+        """These tokens follow. They are stored when the next ones are proposed."""
         learn = self._acceptance.learn
         for token, guess, kind in zip(tokens[self._behind :], self._guess, self._kinds, strict=False):
             learn(kind, token == guess)
             if token != guess:
                 break
         self._guess = []
-        for token in tokens:
-            self._own.append(token)

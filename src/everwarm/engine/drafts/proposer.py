@@ -13,7 +13,9 @@ Drafter = Callable[[list[int]], list[int]]
 
 @dataclass(slots=True)
 class Proposer:
-    """Of one sequence. Forced tokens come first: they are certain. A caller's own drafter has the next word."""
+    """Of one sequence. Forced tokens come first: they are certain. A caller's own drafter has the next word. The lookup
+    may come later, from another thread.
+    """
 
     sampler: Sampler
     drafter: Drafter | None = None
@@ -24,15 +26,17 @@ class Proposer:
         if self.drafter is not None and not forced:
             forced = self.drafter(tokens)[:most]
         further = NOTHING
-        if self.lookup is not None and len(forced) < most and self.drafter is None:
-            further = self.lookup.propose(tokens, forced, most - len(forced))
+        lookup = self.lookup
+        if lookup is not None and len(forced) < most:
+            further = lookup.propose(tokens, forced, most - len(forced))
         if not forced:
             return further
         return Proposal(forced + further.tokens, [1.0] * len(forced) + further.chances, len(forced))
 
     def accepted(self, tokens: list[int]) -> None:
-        if self.lookup is not None:
-            self.lookup.accepted(tokens)
+        lookup = self.lookup
+        if lookup is not None:
+            lookup.accepted(tokens)
 
     def _forced(self) -> list[int]:
         try:

@@ -4,6 +4,8 @@ Attention is counted apart, because it grows with what lies before the rows; the
 numbers of rows that were not measured lately, the time is taken from those that were, by the shape of a first guess.
 """
 
+import bisect
+
 MOST_ROWS = 128
 """More rows take as long as prefill does: each the same."""
 
@@ -23,10 +25,11 @@ class RowCost:
     """Learns, and tells what a step will take."""
 
     def __init__(self) -> None:
-        self._measured: dict[
-            int, tuple[float, int]
-        ] = {}  # rows: seconds without attention, step of the last measurement
-        self._curve: list[float] = []  # by rows; empty: has to be worked out
+        # By rows: seconds without attention, and the step of the last measurement.
+        self._measured: dict[int, tuple[float, int]] = {}
+        self._known_rows: list[int] = []  # those that were measured, in order
+        self._factors: list[float] = []  # what each of them took relative to the guess
+        self._worked_out: dict[int, float] = {}  # seconds by rows
         self._age = 0  # steps since then
         self._steps = 0
         self._attention_s = 0.0  # of a row for each token before it
@@ -53,33 +56,34 @@ class RowCost:
             rest = mean + weight * (rest - mean)
         self._measured[rows] = rest, self._steps
         if self._age >= 8 or len(self._measured) < 3:
-            self._curve = []
+            self._refresh()
 
     def seconds(self, rows: int, depth: int) -> float:
         """What a step takes; only if something is known."""
         return self._rows_s(rows) + self._attention_s * depth
 
     def _rows_s(self, rows: int) -> float:
-        if not self._curve:
-            self._work_out()
-        if rows <= MOST_ROWS:
-            return self._curve[rows]
-        return self._curve[MOST_ROWS] * rows / MOST_ROWS
+        if rows > MOST_ROWS:
+            return self._rows_s(MOST_ROWS) * rows / MOST_ROWS
+        if (seconds := self._worked_out.get(rows)) is None:
+            seconds = self._worked_out[rows] = self._factor(rows) * _guess(rows)
+        return seconds
 
-    def _work_out(self) -> None:
+    def _factor(self, rows: int) -> float:
         """Between two numbers of rows that were measured, and beyond them, the guess is stretched to fit."""
+        above = bisect.bisect_left(self._known_rows, rows)
+        if above == len(self._known_rows):
+            return self._factors[-1]
+        if above == 0 or self._known_rows[above] == rows:
+            return self._factors[above]
+        low, high = self._known_rows[above - 1], self._known_rows[above]
+        first, last = self._factors[above - 1], self._factors[above]
+        return first + (last - first) * (rows - low) / (high - low)
+
+    def _refresh(self) -> None:
         self._age = 0
         oldest = self._steps - _FRESH_STEPS
-        fresh = {rows: known for rows, known in self._measured.items() if known[1] >= oldest}
-        self._measured = fresh or self._measured
-        points = [(rows, known[0] / _guess(rows)) for rows, known in sorted(self._measured.items())]
-        curve, at = [0.0], 0
-        for rows in range(1, MOST_ROWS + 1):
-            while at + 1 < len(points) and points[at + 1][0] <= rows:
-                at += 1
-            low, factor = points[at]
-            if rows > low and at + 1 < len(points):
-                high, above = points[at + 1]
-                factor += (above - factor) * (rows - low) / (high - low)
-            curve.append(factor * _guess(rows))
-        self._curve = curve
+        self._measured = {rows: known for rows, known in self._measured.items() if known[1] >= oldest}
+        self._known_rows = sorted(self._measured)
+        self._factors = [self._measured[rows][0] / _guess(rows) for rows in self._known_rows]
+        self._worked_out = {}

@@ -4,6 +4,7 @@ Nothing is shared between tenants: how fast an answer comes would tell one what 
 disk: a prompt brings its history with it, so that agents that come back after a restart are known again.
 """
 
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ class TenantTokens:
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
         self._most_tokens = most_bytes // _native.Suffixes.bytes_per_token
+        self._lock = threading.Lock()  # of the order of tenants; indexes are used under the GIL
         self._indexes: OrderedDict[str, _native.Suffixes] = OrderedDict()  # the one used latest is the last
 
     @property
@@ -33,18 +35,20 @@ class TenantTokens:
         return self._indexes.get(tenant)
 
     def forget(self, tenant: str) -> None:
-        self._indexes.pop(tenant, None)
+        with self._lock:
+            self._indexes.pop(tenant, None)
 
     def remember(self, tenant: str, tokens: Sequence[int]) -> None:
         """An agent has heard and said this. What is there already is not stored again."""
         if self._most_tokens < SLICE:
             return
-        index = self._indexes.setdefault(tenant, _native.Suffixes(self._most_tokens))
+        with self._lock:
+            index = self._indexes.setdefault(tenant, _native.Suffixes(self._most_tokens))
+            self._indexes.move_to_end(tenant)
         array = np.asarray(tokens, np.int32)
         for begin in range(0, len(array), SLICE):
             index.absorb(array, begin, min(begin + SLICE, len(array)))
             time.sleep(0)
-        self._indexes[tenant] = index
-        self._indexes.move_to_end(tenant)
-        while self.size_bytes > self._most_bytes and len(self._indexes) > 1:
-            self._indexes.popitem(last=False)
+        with self._lock:
+            while self.size_bytes > self._most_bytes and len(self._indexes) > 1:
+                self._indexes.popitem(last=False)
