@@ -3,7 +3,7 @@
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from everwarm.kv.remote.objects import Found, Objects, Version
@@ -43,6 +43,9 @@ class FaultyObjects:
     def list(self, prefix: str) -> Iterator[Found]:
         hidden = set(self._created[-self.late :]) if self.late else set()
         yield from (one for one in self._call(lambda: tuple(self._real.list(prefix))) if one.name not in hidden)
+
+    def folders(self) -> Sequence[str]:
+        return self._call(self._real.folders)
 
     def delete(self, name: str) -> None:
         self._call(lambda: self._real.delete(name))

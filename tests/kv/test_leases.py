@@ -2,12 +2,16 @@
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from everwarm.errors import CancelledError, TurnLostError, UnknownAgentError
+from everwarm.errors import CancelledError, StoreError, TurnLostError, UnknownAgentError
+from everwarm.kv import container
+from everwarm.kv.manifest import Lease, Manifest, decode, encode
 from everwarm.kv.store import AgentStore
 from everwarm.kv.warm import leases as of_leases
 from everwarm.types import Run
@@ -188,3 +192,24 @@ def test_an_agent_that_is_removed_in_mid_turn_stays_removed(two: tuple[AgentStor
     turn.release()
     with pytest.raises(UnknownAgentError):
         one.find("alice")
+
+
+@pytest.mark.parametrize("until", ["NaN", "Infinity", "1e999"])
+@pytest.mark.parametrize("lasts", ["20.0", "1e9", "-1", "NaN"])
+def test_a_lease_that_can_t_be_is_damage(until: str, lasts: str) -> None:
+    said, tensors = container.decode(b"".join(map(bytes, encode(manifest()))))
+    said.pop("checksum")
+    said["lease"] = f'["owner", {until}, {lasts}]'
+    parts = [(container.Tensor(name, "U32" if name == "tokens" else "U8", a.shape), a) for name, a in tensors.items()]
+    with pytest.raises(StoreError, match="a lease of"):
+        decode(b"".join(map(bytes, container.encode(said, parts))))
+
+
+def manifest() -> Manifest:
+    tokens, runs = np.arange(3, dtype=np.uint32), (Run("x", False, 3),)
+    return Manifest("default", "alice", 1, "00", "w", "n", "l", "m", "f16", tokens, 0, (), runs)
+
+
+def test_a_lease_is_read_as_it_was_written() -> None:
+    leased = replace(manifest(), lease=Lease("somebody", 1e9, 20.0))
+    assert decode(b"".join(map(bytes, encode(leased)))).lease == leased.lease

@@ -23,6 +23,7 @@ from everwarm.kv.index.tree import Node
 from everwarm.kv.last_turn import LastTurn
 from everwarm.kv.manifest import Manifest, merged
 from everwarm.kv.receipt import Cause, Why
+from everwarm.kv.warm.blockstore import AwayError
 from everwarm.kv.warm.manifests import NotRemovedError
 from everwarm.kv.warm.others import elsewhere
 from everwarm.kv.warm.tenants import Tenants
@@ -145,6 +146,9 @@ class Histories:
         leased = None if self.tier.leases is None else self.tier.leases.history(who)
         try:
             manifest = leased or self.tier.manifests.load(who)
+        except AwayError as error:
+            self.index.counts.events["read_errors"] += 1
+            return History(lost=f"manifest: {_words(error)}")
         except (OSError, StoreError) as error:
             self.index.counts.events["corrupt"] += 1
             _log.error("agent %s: its manifest can't be read: %s", agent.name, error)

@@ -7,6 +7,7 @@ the messages).
 
 import hashlib
 import json
+import math
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ from everwarm.types import AnswerPlace, Run, Segment
 FORMAT = "everwarm-agent"
 VERSION = "1"
 _MOST_TEXT = 256 << 20
+MOST_LEASE_S = 3600.0
 MOST_PLACES = 256
 """Answers of a history that are remembered, the latest."""
 
@@ -296,7 +298,10 @@ def _lease(text: str | None) -> Lease | None:
     if text is None:
         return None
     owner, until, duration_s = json.loads(text)
-    return Lease(str(owner), float(until), float(duration_s))
+    lease = Lease(str(owner), float(until), float(duration_s))
+    if not math.isfinite(lease.until) or not 0 <= lease.duration_s <= MOST_LEASE_S:  # nobody waits for ever
+        raise ValueError(f"a lease of {lease.duration_s} s until {lease.until}")
+    return lease
 
 
 def _positions(text: str, kv_tokens: int) -> tuple[int, ...]:

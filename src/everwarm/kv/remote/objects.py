@@ -5,7 +5,7 @@ and the circuit breaker are in `kv.remote.calls`. Tests put a layer of faults be
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -62,6 +62,9 @@ class Objects(Protocol):
     def head(self, name: str) -> Found: ...
 
     def list(self, prefix: str) -> Iterator[Found]: ...
+
+    def folders(self) -> Sequence[str]:
+        """What names begin with, up to their first slash."""
 
     def delete(self, name: str) -> None:
         """It may be gone already."""
@@ -141,6 +144,12 @@ class Bucket:
         with _Errors(prefix):
             for page in obstore.list(self._store, prefix or None):
                 yield from map(_found, page)
+
+    def folders(self) -> Sequence[str]:
+        import obstore
+
+        with _Errors(""):
+            return sorted(obstore.list_with_delimiter(self._store)["common_prefixes"])
 
     def delete(self, name: str) -> None:
         import obstore

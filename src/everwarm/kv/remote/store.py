@@ -84,11 +84,10 @@ class ObjectStore:
 
     def models(self) -> list[str]:
         try:
-            found = self._listed("")
+            found = self.calls.run(self.objects.folders, READ_S)
         except OSError as error:
             raise StoreError(f"{self.url}: can't be read: {error.strerror or error}") from None
-        parts = (one.name.split("/") for one in found)
-        return sorted({part[0] for part in parts if len(part) == 3 and part[1] in (BLOCKS, MANIFESTS)})
+        return [folder for folder in found if folder != QUARANTINE]
 
     def list(self, model: str, area: str) -> Iterator[tuple[Blob, int]]:
         yield from ((blob, found.size) for blob, found in self.found(model, area))
