@@ -47,6 +47,7 @@ class LastTurn:
     rules: tuple[str, ...] = ()  # those that have changed the prompt
     left: Left | None = None
     first: Reuse | None = None  # of the agent's first request, if that was another one
+    token_s: float | None = None  # seconds that computing a token of its prompts took, when many were computed
 
     def as_json(self) -> dict[str, Any]:
         left, first = self.left, self.first
@@ -58,6 +59,7 @@ class LastTurn:
             "rules": list(self.rules),
             "left": None if left is None else [left.at, left.begin, left.text],
             "first": None if first is None else [first.prompt_tokens, first.cached_tokens],
+            "token_s": self.token_s,
         }
 
     @staticmethod
@@ -73,6 +75,7 @@ class LastTurn:
                 tuple(str(rule) for rule in said["rules"]),
                 None if left is None else Left(int(left[0]), int(left[1]), str(left[2])),
                 None if first is None else Reuse(int(first[0]), int(first[1])),
+                None if (token_s := said.get("token_s")) is None else float(token_s),
             )
         except (AssertionError, LookupError, TypeError, ValueError, OverflowError):
             return None
