@@ -75,7 +75,7 @@ function List(): JSX.Element {
         <label class="search"><Icon name="search" /><input type="search" placeholder="Filter by name" aria-label="Filter by name" value={wanted} onInput={(event) => setWanted(event.currentTarget.value)} /></label>
         <label class="pick"><span>Order</span><select value={order} onChange={(event) => setOrder(event.currentTarget.value as Order)}>{ORDERS.map(([value, words]) => <option key={value} value={value}>{words}</option>)}</select></label>
         {without > 0 && <label class="check"><input type="checkbox" checked={unnamed} onChange={(event) => setUnnamed(event.currentTarget.checked)} />show {plural(without, "conversation")} without a name</label>}
-        <Legend states={false} />
+        <Legend />
       </div>
       {rows.length ? <Rows rows={rows} /> : <Empty icon="search" title="No agent has a name like that"><p>{without > 0 && !unnamed ? "Conversations without a name are hidden." : "Try fewer letters."}</p></Empty>}
     </>

@@ -85,6 +85,12 @@ function Talk({ name }: { name: string }): JSX.Element {
     else if (away.current) { away.current = false; void load(of); }
   }, [connection.value]);
 
+  const known = Boolean(agent);
+  useEffect(() => {
+    // Somebody else has begun to talk as this agent.
+    if (known && of.peek().state === "ready" && !of.peek().messages.length) void load(of);
+  }, [known]);
+
   const take = async (list: FileList | File[]) => {
     for (const file of [...list].slice(0, 10)) {
       if (file.size > 1 << 20) { say(`${file.name}: files of up to 1 MiB can be added, this one is larger.`, true); continue; }
@@ -230,6 +236,7 @@ function OneMessage({ of, message, number, others, last }: { of: Signal<Conversa
             {message.error && <p class="problem">{message.error}</p>}
           </>
         )}
+      {!writing && <ReceiptLine message={message} />}
       {!editing && !writing && (
         <div class="under">
           {ways.length > 1 && at >= 0 && (
@@ -246,7 +253,6 @@ function OneMessage({ of, message, number, others, last }: { of: Signal<Conversa
           </span>
         </div>
       )}
-      {!writing && <ReceiptLine message={message} />}
     </article>
   );
 }

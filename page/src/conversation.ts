@@ -34,6 +34,8 @@ export interface Receipt {
 
 export interface Why {
   summary: string;
+  prompt_tokens: number;
+  cached_tokens: number;
   compared_with: string | null;
   difference: { character: number; line: number; old: string; new: string; column: number } | null;
   same_tokens: number;
@@ -48,6 +50,7 @@ export interface Message {
   raw: Record<string, unknown>; // as it is sent: what came from the server goes back unchanged
   receipt?: Receipt;
   why?: Why;
+  reuse?: { prompt: number; cached: number }; // of an answer that was given before the page was opened
   timings?: { prompt_ms: number; predicted_per_second: number; predicted_n: number };
   progress?: { total: number; cache: number; processed: number };
   stopped?: boolean;
@@ -92,13 +95,16 @@ const empty = (name: string, settings: Settings = NO_SETTINGS): Conversation => 
   name, messages: [], settings: { ...settings }, rawSystem: null, state: "ready", problem: "", abort: null,
 });
 
+/** Whether the server has such an agent. If it has very many, not all of them are told. */
+const isKnown = (name: string): boolean => agents.value.length >= 5000 || agents.value.some((agent) => agent.id === name);
+
 /** The conversation of an agent, read from the server if it is not open yet. */
 export function conversation(name: string): Signal<Conversation> {
   let found = open.get(name);
   if (!found) {
     found = signal(empty(name));
     open.set(name, found);
-    void load(found);
+    if (isKnown(name)) void load(found);
   }
   return found;
 }
@@ -122,6 +128,8 @@ export async function load(of: Signal<Conversation>): Promise<void> {
       problem: said.messages === null ? "This agent's turns came as plain text or token ids, so there are no messages to show." : "",
       settings: { ...of.value.settings, system: first?.text ?? of.value.settings.system },
     };
+    const last = of.value.messages[of.value.messages.length - 1];
+    if (last?.role === "assistant" && !last.receipt) void remember(of, last);
   } catch (error) {
     if (error instanceof ApiError && error.status === 404) of.value = { ...of.value, state: "ready", problem: "" };
     else of.value = { ...of.value, state: "failed", problem: String((error as Error).message) };
@@ -259,6 +267,18 @@ async function explain(of: Signal<Conversation>, message: Message): Promise<void
     const why = await json<Why>(`${agentPath(message.receipt!.agent || of.value.name)}/why`);
     if (!why.difference) return;
     of.value = { ...of.value, messages: of.value.messages.map((one) => (one === message ? { ...one, why } : one)) };
+  } catch {
+    // It only explains.
+  }
+}
+
+/** What is kept with the agent about its last request, also after a restart and whoever has sent it. */
+async function remember(of: Signal<Conversation>, message: Message): Promise<void> {
+  try {
+    const why = await json<Why>(`${agentPath(of.value.name)}/why`);
+    if (!why.prompt_tokens) return;
+    const said = { reuse: { prompt: why.prompt_tokens, cached: why.cached_tokens }, why: why.difference && why.cached_tokens < why.prompt_tokens / 2 ? why : undefined };
+    of.value = { ...of.value, messages: of.value.messages.map((one) => (one === message ? { ...one, ...said } : one)) };
   } catch {
     // It only explains.
   }

@@ -128,7 +128,8 @@ function kept<T extends { at: number }>(items: T[], now: number): T[] {
   return first ? items.slice(first) : items;
 }
 
-function hello(said: any): void {
+function hello(said: any, who: Session): void {
+  session.value = who;
   serverNow.value = said.now;
   agentFields = said.agent_fields;
   byName = new Map(said.agents.map((row: unknown[]) => [row[0] as string, record<Agent>(agentFields, row)]));
@@ -192,11 +193,11 @@ export function leave(): void {
 export async function watch(): Promise<void> {
   for (;;) {
     try {
-      session.value = await json<Session>("/v1/page/session");
+      const who = await json<Session>("/v1/page/session");
       const response = await ask("/v1/page/live");
       for await (const event of events(response)) {
         const said = JSON.parse(event.data);
-        if (event.name === "hello") hello(said);
+        if (event.name === "hello") hello(said, who);
         else if (event.name === "tick") tick(said);
         else if (event.name === "agents") changed(said);
         else if (event.name === "weights") layers.value = said;

@@ -11,7 +11,7 @@ const SPANS: [number, string][] = [[300, "5 min"], [900, "15 min"], [3600, "1 ho
 const TIERS = ["hot", "warm", "cold"] as const;
 
 export function LiveView(): JSX.Element {
-  const [seconds, setSeconds] = useState(900);
+  const [seconds, setSeconds] = useState(300);
   const now = serverNow.value;
   const from = now - seconds;
   const machine = session.value?.machine ?? false;
@@ -97,7 +97,7 @@ function BetweenTokens({ from, to }: Range): JSX.Element {
     const known = ended.value.filter((one) => one.between_s !== null);
     return [
       { label: "median", colour: "of-accent", kind: "dots", points: known.map((one): [number, number] => [one.at, one.between_s!]) },
-      { label: "95 of 100 are faster", colour: "of-quiet", kind: "dots", points: known.map((one): [number, number] => [one.at, one.slow_s!]) },
+      { label: "95 of 100 are faster", colour: "of-shared", kind: "dots", points: known.map((one): [number, number] => [one.at, one.slow_s!]) },
     ];
   }, [ended.value]);
   return <Plot title="Time between two tokens" unit="of each answer" series={series} from={from} to={to} show={span} empty="No answer in this time" />;
@@ -122,7 +122,7 @@ function HitRate({ from, to }: Range): JSX.Element {
       points.push([one.at, last.reduce((sum, [, hit]) => sum + hit, 0) / last.reduce((sum, [all]) => sum + all, 0)]);
     }
     return [
-      { label: "each request", colour: "of-quiet", kind: "dots", points: ended.value.filter((one) => one.prompt_tokens).map((one): [number, number] => [one.at, one.cached_tokens / one.prompt_tokens]) },
+      { label: "each request", colour: "of-warm", kind: "dots", points: ended.value.filter((one) => one.prompt_tokens).map((one): [number, number] => [one.at, one.cached_tokens / one.prompt_tokens]) },
       { label: "last 20 requests", colour: "of-accent", kind: "line", points },
     ];
   }, [ended.value]);

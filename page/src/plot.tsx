@@ -39,7 +39,7 @@ export function thinned(points: [number, number][], from: number, to: number, pi
   return best.filter((point) => point !== undefined);
 }
 
-function ticks(most: number): number[] {
+export function ticks(most: number): number[] {
   const rough = most / 4;
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 2.5, 5, 10].map((one) => one * power).find((one) => one >= rough) ?? power;

@@ -30,7 +30,15 @@ const CAUSES: Record<string, string> = {
 };
 
 export function ReceiptLine({ message }: { message: Message }): JSX.Element | null {
-  const { receipt, timings } = message;
+  const { receipt, timings, reuse } = message;
+  if (!receipt && reuse) {
+    return (
+      <div class="receipt earlier">
+        <p><span class="bar" aria-hidden="true"><span style={{ width: `${(100 * reuse.cached) / reuse.prompt}%` }} /></span><span>when this was asked, {count(reuse.cached)} of {count(reuse.prompt)} tokens were reused</span></p>
+        {message.why && <WhyPanel why={message.why} />}
+      </div>
+    );
+  }
   if (!receipt) return null;
   const share = receipt.prompt_tokens ? receipt.cached_tokens / receipt.prompt_tokens : 0;
   const speed = timings && timings.predicted_n > 1 ? `${count(timings.predicted_per_second)} tokens/s` : "";

@@ -1,6 +1,7 @@
 // An agent as a strip of blocks.
 import type { JSX } from "preact";
 import { count } from "./format";
+import { model } from "./model_data";
 
 export interface Blocks {
   tier: "hot" | "warm" | "cold";
@@ -50,8 +51,9 @@ export function Strip({ blocks }: { blocks: Blocks | undefined }): JSX.Element {
   );
 }
 
-export function Legend({ states }: { states: boolean }): JSX.Element {
-  const known: [string, string][] = [["hot", "hot: in memory"], ["warm", "warm: on disk"], ["shared", "shared with other agents"], ["missing", "cold: would be computed"]];
+export function Legend(): JSX.Element {
+  const states = (model.value?.inspect.use.state_bytes ?? 0) > 0;
+  const known: [string, string][] = [["hot", "hot: in memory"], ["warm", "warm: on disk"], ["shared", "shared"], ["missing", "cold: not kept"]];
   if (states) known.push(["state", "state of recurrent layers"]);
   return <ul class="legend" aria-label="Colours">{known.map(([kind, words]) => <li key={kind}><i class={`block-${kind}`} aria-hidden="true" />{words}</li>)}</ul>;
 }

@@ -5,6 +5,7 @@ import { json } from "./api";
 import { count, plural } from "./format";
 import { blocksVersion } from "./live";
 import { Empty } from "./parts";
+import { ticks } from "./plot";
 import { link } from "./router";
 import { Legend } from "./strip";
 
@@ -53,6 +54,9 @@ function place(roots: Piece[]): { placed: Placed[]; rows: number; left: number }
   return { placed, rows: row, left };
 }
 
+/** Without the name of the role that a chat template writes first. */
+const words = (text: string): string => text.replace(/^(system|user|assistant)\s+/, "");
+
 export function TreeView(): JSX.Element {
   const [tree, setTree] = useState<Tree | null>(null);
   const [problem, setProblem] = useState("");
@@ -70,12 +74,13 @@ export function TreeView(): JSX.Element {
   const x = (tokens: number) => (tokens / most) * (width - NAME);
   const shared = placed.filter((one) => one.piece.owners > 1).reduce((sum, one) => sum + (one.piece.end - one.piece.begin) * (one.piece.owners - 1), 0);
   return (
-    <div class="tree" tabIndex={0} role="region" aria-label="Tree of shared prefixes">
+    <div class="tree">
       <p class="lead">{shared > 0 ? <><b>{count(shared)} tokens</b> are stored and computed once instead of again for each agent that has them.</> : "No two agents begin with the same text so far. When they do, that beginning is stored once."}</p>
-      <Legend states={false} />
-      <svg class="tree-picture" viewBox={`0 0 ${width} ${rows * ROW + 40}`} role="img" aria-label={`${plural(tree.shown, "agent")} as a tree. ${count(shared)} tokens are shared.`}>
+      <Legend />
+      <div class="scrolls" tabIndex={0} role="region" aria-label="Picture of the tree">
+      <svg class="tree-picture" viewBox={`0 0 ${width} ${rows * ROW + 40}`} role="group" aria-label={`${plural(tree.shown, "agent")} as a tree. ${count(shared)} tokens are shared.`}>
         <g class="axis">
-          {[0, 0.25, 0.5, 0.75, 1].map((share) => <g key={share}><line x1={x(most * share)} x2={x(most * share)} y1={24} y2={rows * ROW + 24} /><text x={x(most * share)} y={14} text-anchor={share === 0 ? "start" : share === 1 ? "end" : "middle"}>{count(most * share)}{share === 1 ? " tokens" : ""}</text></g>)}
+          {ticks(most).map((at) => <g key={at}><line x1={x(at)} x2={x(at)} y1={24} y2={rows * ROW + 24} /><text x={x(at)} y={14} text-anchor={at === 0 ? "start" : "middle"}>{count(at)}{at === 0 ? " tokens" : ""}</text></g>)}
         </g>
         {placed.map(({ piece, row, parent }, number) => {
           const y = row * ROW + 34;
@@ -92,7 +97,7 @@ export function TreeView(): JSX.Element {
               <rect x={from} y={y} width={wide * (hot + warm)} height={16} rx={3} class="block-warm" />
               <rect x={from} y={y} width={wide * hot} height={16} rx={3} class="block-hot" />
               {piece.owners > 1 && <rect x={from} y={y + 11} width={wide} height={5} class="block-shared" />}
-              {wide > 70 && piece.text && <text class="words" x={from + 1} y={y - 4}>{piece.text.slice(0, Math.floor(wide / 6.4))}</text>}
+              {wide > 60 && piece.text && <text class="words" x={from + 1} y={y - 4}>{words(piece.text).slice(0, Math.floor(wide / 5.6))}</text>}
               {piece.agents.length > 0 && (
                 <a href={link("chat", piece.agents[0])} aria-label={`Open ${piece.agents[0]}`}><text class="leaf" x={from + wide + 8} y={y + 12}>{piece.agents[0].slice(0, 24)}{piece.agents.length > 1 ? ` and ${piece.agents.length - 1} more` : ""}</text></a>
               )}
@@ -100,6 +105,7 @@ export function TreeView(): JSX.Element {
           );
         })}
       </svg>
+      </div>
       {(left > 0 || tree.shown < tree.agents) && <p class="quiet">Drawn from the {count(tree.shown)} agents used last, of {count(tree.agents)}{left > 0 ? "; the rest of the picture is left out" : ""}.</p>}
     </div>
   );

@@ -3,23 +3,24 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.resources import files
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from browser import CHROMIUM
 
+from waiting_until import wait_until
+
 WHY_NOT = (
     "no Chromium here: install chromium, or set EVERWARM_CHROMIUM"
     if CHROMIUM is None
-    else "Playwright is not installed: pip install playwright"
-    if find_spec("playwright") is None
+    else "Playwright or axe is not installed: pip install playwright axe-playwright-python"
+    if find_spec("playwright") is None or find_spec("axe_playwright_python") is None
     else ""
 )
 """Why the page can't be tested here; empty if it can."""
 
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
-AXE = Path(__file__).parent.parent / "data" / "axe.min.js"
 
 
 @contextmanager
@@ -49,14 +50,29 @@ def opened(browser: Any, url: str, width: int = 1280, height: int = 800, **optio
     return page
 
 
+def look(page: Any, expression: str) -> Any:
+    """What an expression gives in the page. Playwright's own `evaluate` would need eval, which the page forbids."""
+    if not hasattr(page, "session"):
+        page.session = page.context.new_cdp_session(page)
+    asked = {"expression": expression, "awaitPromise": True, "returnByValue": True, "userGesture": True}
+    said = page.session.send("Runtime.evaluate", asked)
+    assert "exceptionDetails" not in said, said["exceptionDetails"]
+    return said["result"].get("value")
+
+
+def look_until(page: Any, expression: str) -> None:
+    """Wait until an expression is true in the page."""
+    wait_until(lambda: bool(look(page, expression)), pause_s=0.05)
+
+
+def _axe() -> str:
+    return files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
+
+
 def findings(page: Any) -> list[str]:
     """What axe-core finds serious or worse, in words. It is run in the page's own world, past the page's policy."""
-    session = page.context.new_cdp_session(page)
-    session.send("Runtime.evaluate", {"expression": AXE.read_text(encoding="utf-8")})
-    run = "axe.run().then((found) => JSON.stringify(found.violations))"
-    said = session.send("Runtime.evaluate", {"expression": run, "awaitPromise": True, "returnByValue": True})
-    session.detach()
-    found = json.loads(said["result"]["value"])
+    look(page, f"{_axe()}; undefined")
+    found = json.loads(look(page, "axe.run().then((found) => JSON.stringify(found.violations))"))
     return [
         f"{one['id']}: {one['help']}: {one['nodes'][0]['html'][:150]} {one['nodes'][0].get('failureSummary', '')[:200]}"
         for one in found

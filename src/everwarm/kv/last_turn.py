@@ -10,6 +10,8 @@ from everwarm.types import Run
 
 MOST_KEPT = 1 << 16
 """Characters that are kept of what a history said from a difference on."""
+MOST_TOKEN_S = 3600.0
+"""Seconds that computing one token can take: what claims more was not measured here."""
 MOST_BEFORE = 400
 """Characters that are kept of what stands before it."""
 
@@ -78,6 +80,8 @@ class LastTurn:
                 None if (token_s := said.get("token_s")) is None else float(token_s),
             )
         except (AssertionError, LookupError, TypeError, ValueError, OverflowError):
+            return None
+        if turn.token_s is not None and not 0 < turn.token_s < MOST_TOKEN_S:
             return None
         if turn.left is not None and not 0 <= turn.left.begin <= turn.left.at:
             return None
