@@ -8,7 +8,7 @@ NATIVE := CMakeLists.txt $(wildcard src/native/*)
 PARALLEL := --numprocesses logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 CXX_FILES := $(wildcard src/native/*.cpp src/native/*.h tests/native/*.cpp)
 
-.PHONY: clients docs demo test soak soak-store fuzz torture torture-replicas test-models wheel test-wheel sanitize serve check bench peers oracles format clean help
+.PHONY: clients page check-page docs demo test soak soak-store fuzz torture torture-replicas test-models wheel test-wheel sanitize serve check bench peers oracles format clean help
 
 help:
 	@echo "make demo    install, pull a small model; two agents talk, the server is killed, both return"
@@ -20,7 +20,8 @@ help:
 	@echo "make fuzz    the property-based tests with new random examples"
 	@echo "make test-models  logits and perplexity on Qwen2.5-Coder too (fetches 480 MB)"
 	@echo "make sanitize  kernel tests under AddressSanitizer and UBSan, thread pool under ThreadSanitizer (needs g++)"
-	@echo "make serve   OpenAI-compatible chat server on 127.0.0.1:8080"
+	@echo "make serve   OpenAI-compatible chat server on 127.0.0.1:8080, with a page that it opens in the browser"
+	@echo "make page    build the page from page/src (needs Node; the result is committed)"
 	@echo "make check   formatting, lint, types, direction of imports"
 	@echo "make wheel   a wheel in dist/, which installs without a compiler; make test-wheel installs it and has it answer"
 	@echo "make bench   measure, on this machine"
@@ -84,9 +85,23 @@ test-wheel: wheel
 	$(BIN)/python tests/wheels/check_wheel.py dist/everwarm-*.whl $(if $(MODEL),--model $(MODEL))
 
 serve: $(INSTALLED)
-	$(BIN)/everwarm serve
+	$(BIN)/everwarm serve --open
 
-check: $(INSTALLED)
+# The page: its source is page/src, what it becomes is committed, so that installing needs no Node.
+page/node_modules/.installed: page/package.json page/package-lock.json
+	@command -v npm >/dev/null || { echo "building the page needs Node 20 or newer with npm; using it does not" >&2; exit 2; }
+	cd page && npm ci --silent --no-audit --no-fund --ignore-scripts
+	@touch $@
+
+page: page/node_modules/.installed
+	cd page && npx tsc --noEmit && node build.mjs
+
+# Whether the committed files are what the source gives. Where there is no Node this is said and left out.
+check-page:
+	@if command -v npm >/dev/null; then $(MAKE) --no-print-directory page/node_modules/.installed && cd page && npx tsc --noEmit && node build.mjs --check; \
+	else echo "no Node here: whether src/everwarm/server/page/files is what page/src gives is not checked" >&2; fi
+
+check: $(INSTALLED) check-page
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)

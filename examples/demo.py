@@ -122,6 +122,9 @@ def main() -> None:
         console.print(table)
         for name in talks:
             server.open(f"/v1/agents/{name}-{suffix}", method="DELETE").close()
+        console.print(
+            "\nTalk to agents and see what is reused: run [bold]make serve[/bold], then open http://127.0.0.1:8080/"
+        )
         if picture is not None:
             svg = console.export_svg(title="make demo")
             Path(picture).write_text(re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL))  # no font from elsewhere

@@ -191,4 +191,8 @@ class ServeSettings(Settings):
     n_predict: int | None = whole_number(
         1, 2**31 - 1, default=None, help="tokens of an answer at most, for requests that name no limit"
     )
+    page: str = choice(
+        "on", "read-only", "off",
+        help="the page at / for browsers; read-only: it shows everything and offers nothing that changes anything",
+    )  # fmt: skip
     log_format: str = choice("text", "json", help="one line per request, in this format")

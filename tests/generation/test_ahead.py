@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -201,3 +201,19 @@ def test_what_is_certain_of_the_next_turn() -> None:
         start,
     ]
     assert common_beginning([[text, Segment("a")], [text, Segment("b")]]) == []
+
+
+def test_an_agent_that_is_removed_before_anything_is_computed_for_it_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The thread waits a moment before it takes a job; the only one may be gone by then."""
+    monkeypatch.setattr(ahead, "SETTLE_S", 0.3)
+    one = ahead.Ahead()
+    job = ahead.Job("default", "ada", lambda: None, cast(Any, None))
+    one.offer(cast(Any, None), job)
+    one.forget(cast(Any, None), "default", "ada")
+    thread = one._thread
+    assert thread is not None
+    thread.join(2 * ahead.SETTLE_S)
+    assert thread.is_alive()
+    one.close()

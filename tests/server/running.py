@@ -23,6 +23,7 @@ from everwarm.server.connections import ConnectionLimits
 from everwarm.server.http import HttpServer
 from everwarm.server.keys import Keys
 from everwarm.server.origin import Origins
+from everwarm.server.page.routes import PageOptions
 from everwarm.server.serving import Limits
 from forked import Forked
 from waiting_until import wait_until
@@ -65,13 +66,17 @@ def running(
     connections: ConnectionLimits | None = None,
     port: int = 0,
     sampling: Mapping[str, Any] | None = None,
+    readers: Mapping[str, str] | None = None,
+    page: PageOptions | None = None,
     **settings: Any,
 ) -> Iterator[Running]:
     """Serve a model on a thread; agents are kept in `home`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(config.PREFIX + "HOME", str(home))
         with everwarm.load(model, **{"warm": "on", **settings}) as llm:
-            app = create_app(llm, name, limits, Keys(keys or {}, operators), origins, sampling=sampling)
+            app = create_app(
+                llm, name, limits, Keys(keys or {}, operators, readers), origins, sampling=sampling, page=page
+            )
             with socket.create_server(("127.0.0.1", port)) as listener:
                 server = HttpServer(app, connections)
                 thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

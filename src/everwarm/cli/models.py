@@ -1,10 +1,6 @@
 """`everwarm pull` and `everwarm inspect`."""
 
-import math
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -13,8 +9,9 @@ from rich.text import Text
 
 from everwarm import config
 from everwarm.cli.console import bytes_bar, err, human_bytes, out, print_json, printable
-from everwarm.cli.model_use import model_use, told_use
+from everwarm.cli.model_use import told_use
 from everwarm.errors import ConfigError
+from everwarm.inspection import model_use, summarise
 from everwarm.sizes import parse_size
 
 
@@ -99,7 +96,7 @@ def inspect(
 
     path = resolve(model, config.home())
     with GGUFFile(path) as file:
-        summary = _summarise(path, file)
+        summary = summarise(path, file)
         summary["use"] = use = model_use(file, context)
         summary["weight_budget"] = plan = _budget(file, weight_budget)
         rows = [(info.name, info.type.name, info.shape, info.size_bytes) for info in file.stored.values()]
@@ -160,32 +157,6 @@ def _told(budget: str, plan: dict[str, int]) -> str:
         f"{human_bytes(plan['ring_bytes'])} more for what is on its way; "
         f"the least is {human_bytes(plan['least_bytes'])}"
     )
-
-
-def _summarise(path: Path, file: Any) -> dict[str, Any]:
-    from everwarm.engine.sampling import file_sampling
-
-    infos = list(file.stored.values())
-    return {
-        "path": str(path),
-        "version": file.version,
-        "architecture": file.metadata.get("general.architecture"),
-        "name": file.metadata.get("general.name"),
-        "size_bytes": file.size_bytes,
-        "parameters": sum(math.prod(info.shape) for info in infos),
-        "tensor_count": len(infos),
-        "tensor_types": dict(Counter(info.type.name for info in infos).most_common()),
-        "sampling": file_sampling(file.metadata),
-        "metadata": {key: _plain(value) for key, value in file.metadata.items()},
-    }
-
-
-def _plain(value: Any) -> Any:
-    """A long array is told by its length and first items: a vocabulary is not for reading."""
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        shown = [_plain(item) for item in value[:8]]
-        return shown if len(value) <= 8 else {"length": len(value), "first": shown}
-    return value
 
 
 def _short(value: Any) -> str:

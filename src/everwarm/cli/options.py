@@ -53,18 +53,23 @@ WarmAge = Annotated[str | None, flag_of("warm_age")]
 
 
 def takes_settings(kind: type[S]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Replace the command's parameter `settings`, a `kind`, by a flag for each of its settings."""
+    """Replace the command's parameter `settings`, a `kind`, by a flag for each of its settings. A parameter `sources`
+    gets where each value came from.
+    """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         # The settings of this kind first, those it shares with other commands last.
         settings = sorted(settings_of(kind).values(), key=lambda setting: setting.name not in kind.__annotations__)
         flags = [_parameter(setting) for setting in settings]
-        own = [p for p in inspect.signature(command).parameters.values() if p.name != "settings"]
+        own = [p for p in inspect.signature(command).parameters.values() if p.name not in ("settings", "sources")]
 
         @functools.wraps(command)
         def with_flags(**given: Any) -> None:
             flag_values = {name: _value(setting, given.pop(name)) for name, setting in settings_of(kind).items()}
-            command(**given, settings=config.resolve(kind, flag_values).settings)
+            found = config.resolve(kind, flag_values)
+            if "sources" in inspect.signature(command).parameters:
+                given["sources"] = found.sources
+            command(**given, settings=found.settings)
 
         keywords = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
         with_flags.__signature__ = inspect.Signature([*keywords, *flags])  # type: ignore[attr-defined]

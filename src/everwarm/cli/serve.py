@@ -4,7 +4,7 @@ import ipaddress
 import os
 import socket
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Annotated
 
 import typer
@@ -39,34 +39,49 @@ def serve(
             "times. EVERWARM_OPERATOR_KEYS holds several, separated by commas."
         ),
     ] = None,
+    read_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="KEY or TENANT:KEY that may look at everything of a tenant and change nothing; may be given several "
+            "times. EVERWARM_READ_KEYS holds several, separated by commas."
+        ),
+    ] = None,
     insecure: Annotated[
         bool,
         typer.Option(
             "--insecure", help="Without any key, listen on an address that others can reach, or serve any web page."
         ),
     ] = False,
+    open_page: Annotated[
+        bool, typer.Option("--open", help="Open the page in a browser when the model is ready, if there is a screen.")
+    ] = False,
     *,
     settings: ServeSettings,
+    sources: Mapping[str, str],
 ) -> None:
     """Serve a model over OpenAI's and Anthropic's APIs. /health answers at once and says when the model is ready."""
     from everwarm.server import process
 
     keys = parse_keys([*(api_key or ()), *_variable_keys("EVERWARM_API_KEYS")])
     operators = parse_operator_keys([*(operator_key or ()), *_variable_keys("EVERWARM_OPERATOR_KEYS")], keys)
-    _hide_keys([*(api_key or ()), *(operator_key or ())])
+    readers = parse_reader_keys([*(read_key or ()), *_variable_keys("EVERWARM_READ_KEYS")], keys, operators)
+    _hide_keys([*(api_key or ()), *(operator_key or ()), *(read_key or ())])
+    has_keys = bool(keys or readers)
     host, cors = settings.host, settings.cors
-    if not keys and not insecure and not _is_loopback(host):
+    if not has_keys and not insecure and not _is_loopback(host):
         raise ConfigError(
             f"{host} can be reached from other machines, and without a key anyone there could use the model and read "
             "what agents remember: give --api-key (or EVERWARM_API_KEYS), or --insecure if that is meant"
         )
-    if not keys and not insecure and "*" in cors:
+    if not has_keys and not insecure and "*" in cors:
         raise ConfigError(
             "--cors '*' without a key lets every web page use the model and read what agents remember: name the "
             "origins, give --api-key (or EVERWARM_API_KEYS), or --insecure if that is meant"
         )
-    own_name = [] if keys or not host or _is_address(host) else [host]  # what it listens on is a name that was meant
-    origins = parse_origins(cors, [*settings.allowed_host, *own_name], has_keys=bool(keys))
+    own_name = (
+        [] if has_keys or not host or _is_address(host) else [host]
+    )  # what it listens on is a name that was meant
+    origins = parse_origins(cors, [*settings.allowed_host, *own_name], has_keys=has_keys)
     connections = connection_limits(
         settings.max_connections, settings.max_connections_per_address, settings.proxy, settings.max_queue
     )
@@ -79,6 +94,7 @@ def serve(
         from everwarm.server import log
         from everwarm.server.keys import Keys
         from everwarm.server.loading import load_model
+        from everwarm.server.page.routes import PageOptions
         from everwarm.server.sampling import sampling_of
         from everwarm.server.serving import Limits
 
@@ -90,17 +106,21 @@ def serve(
             context=settings.context,
             answer_tokens=settings.n_predict,
         )
-        everyone = Keys(keys, operators)
+        everyone = Keys(keys, operators, readers)
+        page = PageOptions(settings.page, settings, dict(sources))
         return load_model(
             model, progress, settings, limits, everyone, origins, pull=model == DEFAULT, alias=settings.alias,
-            sampling=sampling_of(settings),
+            sampling=sampling_of(settings), page=page,
         )  # fmt: skip
 
     def ready(seconds: float) -> None:
-        err.print(f"ready after {seconds:.1f} s: {address}/v1", markup=False)
+        page = "" if settings.page == "off" else f"; the page is {address}/"
+        err.print(f"ready after {seconds:.1f} s: {address}/v1{page}", markup=False)
+        if open_page and settings.page != "off":
+            open_browser(f"{address}/")
 
     with listener:
-        process.run(listener, load, settings.grace, ready, connections)
+        process.run(listener, load, settings.grace, ready, connections, page=settings.page != "off")
 
 
 def parse_keys(given: Iterable[str]) -> dict[str, str]:
@@ -126,6 +146,27 @@ def parse_operator_keys(given: Iterable[str], tenants: Collection[str]) -> froze
         if key in tenants:
             raise ConfigError(f"operator key {number}: the same key is given to a tenant; take another")
     return frozenset(keys)
+
+
+def parse_reader_keys(given: Iterable[str], tenants: Collection[str], operators: Collection[str]) -> dict[str, str]:
+    """Keys that may only look, with their tenants; none of them may open more elsewhere."""
+    keys = parse_keys(given)
+    for number, key in enumerate(keys, start=1):
+        if key in tenants or key in operators:
+            raise ConfigError(f"read key {number}: the same key opens more as another key; take another")
+    return keys
+
+
+def open_browser(url: str) -> bool:
+    """Show a page to the person in front of this machine. False if there is no screen or no browser; never an error."""
+    import webbrowser
+
+    if sys.platform.startswith("linux") and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        return False
+    try:
+        return webbrowser.open(url)
+    except (OSError, webbrowser.Error):
+        return False
 
 
 def connection_limits(in_all: int, per_address: int | None, proxies: Iterable[str], requests: int) -> ConnectionLimits:

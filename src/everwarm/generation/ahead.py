@@ -133,7 +133,7 @@ class Ahead:
             while not self._closed:
                 if self._active or not self._jobs:
                     self._changed.wait()
-                elif not self._changed.wait(SETTLE_S):
+                elif not self._changed.wait(SETTLE_S) and self._jobs:  # meanwhile one may have been forgotten
                     self._busy, taken = self._jobs.popitem(last=True)
                     return taken
             return None

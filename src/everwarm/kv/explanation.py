@@ -85,8 +85,10 @@ def count_shared(receipt: Receipt, tokens: int) -> None:
         receipt.explain(Why(Cause.SHARED, "computed for another request at the same time"))
 
 
-def last_turn(receipt: Receipt, history: History, *, forked: bool) -> LastTurn:
-    """What is kept to explain this turn later. `history`: as it was before; `forked`: it is another agent's."""
+def last_turn(receipt: Receipt, history: History, *, forked: bool, token_s: float | None = None) -> LastTurn:
+    """What is kept to explain this turn later. `history`: as it was before; `forked`: it is another agent's. `token_s`:
+    what computing a token of it takes.
+    """
     before, at = history.last, receipt.diverged_at_char
     first = None if before is None or forked else before.first or before.reuse
     return LastTurn(
@@ -96,4 +98,5 @@ def last_turn(receipt: Receipt, history: History, *, forked: bool) -> LastTurn:
         receipt.rules,
         Left.of(history.runs, at) if at is not None and history.runs else None,
         first,
+        token_s,
     )

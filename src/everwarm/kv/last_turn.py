@@ -10,6 +10,8 @@ from everwarm.types import Run
 
 MOST_KEPT = 1 << 16
 """Characters that are kept of what a history said from a difference on."""
+MOST_TOKEN_S = 3600.0
+"""Seconds that computing one token can take: what claims more was not measured here."""
 MOST_BEFORE = 400
 """Characters that are kept of what stands before it."""
 
@@ -47,6 +49,7 @@ class LastTurn:
     rules: tuple[str, ...] = ()  # those that have changed the prompt
     left: Left | None = None
     first: Reuse | None = None  # of the agent's first request, if that was another one
+    token_s: float | None = None  # seconds that computing a token of its prompts took, when many were computed
 
     def as_json(self) -> dict[str, Any]:
         left, first = self.left, self.first
@@ -58,6 +61,7 @@ class LastTurn:
             "rules": list(self.rules),
             "left": None if left is None else [left.at, left.begin, left.text],
             "first": None if first is None else [first.prompt_tokens, first.cached_tokens],
+            "token_s": self.token_s,
         }
 
     @staticmethod
@@ -73,8 +77,11 @@ class LastTurn:
                 tuple(str(rule) for rule in said["rules"]),
                 None if left is None else Left(int(left[0]), int(left[1]), str(left[2])),
                 None if first is None else Reuse(int(first[0]), int(first[1])),
+                None if (token_s := said.get("token_s")) is None else float(token_s),
             )
         except (AssertionError, LookupError, TypeError, ValueError, OverflowError):
+            return None
+        if turn.token_s is not None and not 0 < turn.token_s < MOST_TOKEN_S:
             return None
         if turn.left is not None and not 0 <= turn.left.begin <= turn.left.at:
             return None

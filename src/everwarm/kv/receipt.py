@@ -46,6 +46,7 @@ class Receipt:
     diverged_at_char: int | None = None  # of the rendered text, where a template or a client changed earlier turns
     restored_bytes: int = 0
     restored_blocks: int = 0
+    computing_s: float | None = None  # what computing the cached tokens would take, about, as measured; None: not known
     lookup_s: float = 0.0
     restore_s: float = 0.0
     read_s: float = 0.0  # of all readers together: several read at a time

@@ -13,7 +13,7 @@ Three layers, each of which knows only those below it: agents and turns (this pa
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -29,6 +29,7 @@ from everwarm.kv.manifest import Manifest
 from everwarm.kv.marks import Marks
 from everwarm.kv.resaving import Resaving
 from everwarm.kv.stats import StoreStats
+from everwarm.kv.strips import Prefix, Strip, shared_prefixes, strip
 from everwarm.kv.turn import Turn, TurnContext
 from everwarm.kv.warm.blocks import ModelBlocks
 from everwarm.kv.warm.blockstore import BlockStore, ObjectId
@@ -220,6 +221,14 @@ class AgentStore:
 
     def whereabouts(self, agent: Agent) -> Whereabouts:
         return whereabouts(self.histories, agent)
+
+    def strip(self, agent: Agent) -> Strip:
+        """Its blocks in order, for people who look at it."""
+        return strip(self.histories, agent)
+
+    def shared_prefixes(self, agents: Iterable[Agent]) -> list[Prefix]:
+        """What the histories of these agents have in common."""
+        return shared_prefixes(self.histories, agents)
 
     def locations(self, agent: Agent) -> list[str]:
         """Where an agent's blocks and its manifest are on disk, for people and benchmarks."""

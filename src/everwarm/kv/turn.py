@@ -80,6 +80,10 @@ class Alone:
         self.kv.close()
 
 
+ENOUGH_TO_MEASURE = 64
+"""Tokens of a prompt from which the speed of computing is told: fewer take longer each."""
+
+
 class Turn:
     """Owned by one request from `AgentStore.open_turn` to `release`."""
 
@@ -108,6 +112,7 @@ class Turn:
         self._answers = KnownAnswers(self._histories)
         self._reached = 0  # tokens whose KV it had before it was suspended
         self._committed = False
+        self._prefilled, self._prefill_s = 0, 0.0  # tokens of the prompt that were computed alone, and how long it took
 
     def continue_branch(self, digests: list[str]) -> None:
         """Let a conversation without a name go on from one whose text is a beginning of its own, the longest first.
@@ -163,6 +168,8 @@ class Turn:
         why = self._take(matched, nodes, receipt)
         receipt.cached_tokens = self.kv.length
         receipt.known_tokens = min(matched, len(tokens) - 1)
+        token_s = self._token_s or self._context.restorer.compute_speed.seconds
+        receipt.computing_s = None if token_s is None else receipt.cached_tokens * token_s
         if receipt.hardly_reused:
             receipt.tier = "cold"
         origin, whole = self._parent or self.agent, matched == len(tokens)
@@ -281,6 +288,8 @@ class Turn:
 
     def computed(self, tokens: int, seconds: float) -> None:
         """So fast is computing: to be weighed against reading."""
+        self._prefilled += tokens
+        self._prefill_s += seconds
         self._context.restorer.compute_speed.measured(tokens, seconds)
 
     def seal_full(self, wait: bool = True) -> None:
@@ -333,7 +342,7 @@ class Turn:
             final=final,
             record=record,
             answers=answers,
-            last=last_turn(self.receipt, self.history, forked=self._parent is not None),
+            last=last_turn(self.receipt, self.history, forked=self._parent is not None, token_s=self._token_s),
             created=agent.created,
             used=histories.clock(),
         )
@@ -375,6 +384,13 @@ class Turn:
         self._histories.begin(self.agent)
         self.receipt.agent = self.agent.name
         return self.agent
+
+    @property
+    def _token_s(self) -> float | None:
+        """Seconds that computing a token of the prompt takes: as measured now, or when this history was computed."""
+        if self._prefilled >= ENOUGH_TO_MEASURE:
+            return self._prefill_s / self._prefilled
+        return None if self.history.last is None else self.history.last.token_s
 
     def _settle(self, saving: "Future[int]", started: float) -> None:
         try:

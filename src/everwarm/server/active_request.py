@@ -35,7 +35,13 @@ class ActiveRequest:
 
     def begin(self) -> None:
         """Have the answer made, unless that is being done. From now on, `close`."""
+        self._serving.answering.add(self)
         self._answer.begin()
+
+    @property
+    def since_s(self) -> float:
+        """Seconds since it was asked."""
+        return time.perf_counter() - self._started
 
     async def next(self, within_s: float | None = None) -> list[Event | End] | None:
         """What has happened since; nothing, if that is so for `within_s`; None when all choices have ended. Raises what
@@ -63,6 +69,7 @@ class ActiveRequest:
     def close(self) -> None:
         """Read no more. What nobody else reads is cancelled."""
         self._reader.close()
+        self._serving.answering.discard(self)
         if not self._closed:
             self._closed = True
             self._record_end()

@@ -18,6 +18,9 @@ from everwarm.server.openai import routes as openai
 from everwarm.server.openai.responses import routes as responses
 from everwarm.server.origin import Origins, parse_origins
 from everwarm.server.origin_guard import origin_middleware
+from everwarm.server.page import routes as page_routes
+from everwarm.server.page.live import Live
+from everwarm.server.page.routes import PageOptions
 from everwarm.server.serving import Limits, Serving
 
 
@@ -29,28 +32,36 @@ def create_app(
     origins: Origins | None = None,
     names: Sequence[str] = (),
     sampling: Mapping[str, Any] | None = None,
+    page: PageOptions | None = None,
 ) -> FastAPI:
     """The application that serves one model under `name`, and lists it under `names`. `origins` says which web pages
-    may ask; by default none but its own. `sampling` is for requests that don't say how to sample.
+    may ask; by default none but its own. `sampling` is for requests that don't say how to sample. `page`: how the
+    page is served.
     """
     keys = keys or Keys({})
     origins = origins or parse_origins((), (), has_keys=not keys.is_open)
     serving = Serving(llm, name, limits, keys, names or (name,), sampling)
-    metrics = Metrics(serving)
+    metrics, live, page = Metrics(serving), Live(serving), page or PageOptions()
+
+    def observe(line: log.Line) -> None:
+        metrics.requests.observe(line)
+        live.observe(line)
+
     app = FastAPI(
         title="everwarm",
         description="A local LLM that never computes the same thing twice.",
         openapi_url=None,  # `schema` serves it
         middleware=[  # from the outside in
-            Middleware(log.RequestLog, serving=serving, observe=metrics.requests.observe),
+            Middleware(log.RequestLog, serving=serving, observe=observe),
             *origin_middleware(origins),
             Middleware(Guard, serving=serving),
             Middleware(HeadAsGet),
         ],
     )
-    app.state.serving = serving
+    app.state.serving, app.state.live = serving, live
     errors.install(app)
-    app.include_router(ops.router(serving, metrics))
+    app.include_router(ops.router(serving, metrics, page=page.mode != "off"))
+    app.include_router(page_routes.router(serving, live, page))
     for routes in (openai, responses, anthropic, llamacpp, agents, tokens):
         app.include_router(routes.router(serving))
     schema.install(app)

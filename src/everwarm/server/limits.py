@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from everwarm.server.errors import ApiError, response
 from everwarm.server.keys import CALLER, Caller
+from everwarm.server.page.static import is_page
 from everwarm.server.refusal import refuse
 from everwarm.server.serving import Serving
 from everwarm.server.texts import BODY_BYTES, LONG_BYTES
@@ -27,6 +28,9 @@ OPEN = frozenset({"/health"})
 
 STREAMED = re.compile(r"/v1/agents/import/?")
 """Paths that read their own, larger bodies as they come."""
+
+READING = frozenset({"/v1/page/blocks"})
+"""Paths that only look, whatever their method."""
 
 OPERATED = frozenset({"/metrics"})
 """Paths that an operator's key opens."""
@@ -64,7 +68,7 @@ class Guard:
         held = contextlib.ExitStack()  # its place in the queue, its share of the bodies
         try:
             hold = held.enter_context(self._holding())
-            if path not in OPEN:
+            if path not in OPEN and not is_page(path):
                 scope[CALLER] = self._caller(scope)
             if path in QUEUED:
                 self._serving.check_queue()  # before the body is read
@@ -89,7 +93,9 @@ class Guard:
 
     def _caller(self, scope: Scope) -> Caller:
         keys, headers = self._serving.keys, Headers(scope=scope)
-        return keys.caller(headers) if scope["path"] in OPERATED else Caller(keys.tenant(headers))
+        if scope["path"] in OPERATED:
+            return keys.caller(headers)
+        return keys.tenant(headers, reading=scope["method"] in ("GET", "HEAD") or scope["path"] in READING)
 
     @contextlib.contextmanager
     def _holding(self) -> Iterator[Callable[[int], None]]:

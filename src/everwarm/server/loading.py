@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from everwarm.llm import LLM
     from everwarm.server.keys import Keys
     from everwarm.server.origin import Origins
+    from everwarm.server.page.routes import PageOptions
     from everwarm.server.serving import Limits
 
 _log = logging.getLogger(__name__)
@@ -46,9 +47,11 @@ def load_model(
     pull: bool,
     alias: Sequence[str] = (),
     sampling: Mapping[str, Any] | None = None,
+    page: "PageOptions | None" = None,
 ) -> ServedModel:
     """Everything that has to be done before the first request; with `pull`, the model is fetched if it is missing.
     `alias`: names that it is served under, instead of its own. `sampling`: for requests that don't say how.
+    `page`: how the page is served.
     """
     if pull:
         from everwarm.pull import pull as fetch
@@ -67,7 +70,7 @@ def load_model(
         _ = llm.agents
         llm.warm_up()
         names = tuple(alias) or (model if pull else llm.path.stem,)
-        return ServedModel(llm, create_app(llm, names[0], limits, keys, origins, names, sampling))
+        return ServedModel(llm, create_app(llm, names[0], limits, keys, origins, names, sampling, page))
     except BaseException:
         llm.close()
         raise

@@ -24,8 +24,8 @@ from everwarm.server.serving import OUTCOME, REQUEST_ID, Outcome, Serving
 
 _log = logging.getLogger("everwarm.request")
 
-QUIET = frozenset({"/health", "/metrics"})
-"""Asked every few seconds by machines; logged only when something is wrong, or in debug."""
+QUIET = frozenset({"/health", "/metrics", "/", "/v1/page/blocks", "/v1/page/live", "/v1/page/session"})
+"""Asked every few seconds by machines or by the page; logged only when something is wrong, or in debug."""
 
 UNMATCHED = "unmatched"
 """The route of a path that nobody serves."""

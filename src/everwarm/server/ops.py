@@ -8,16 +8,20 @@ from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from everwarm.server.metrics import Metrics
+from everwarm.server.page.routes import file_response
+from everwarm.server.page.static import wants_page
 from everwarm.server.serving import Serving
 
 
-def router(serving: Serving, metrics: Metrics) -> APIRouter:
-    """The routes. Keys are asked for by `limits.Guard`: of all paths but /health."""
+def router(serving: Serving, metrics: Metrics, *, page: bool = True) -> APIRouter:
+    """The routes. Keys are asked for by `limits.Guard`: of all paths but /health and the page's."""
     api = APIRouter(tags=["operations"])
 
-    @api.get("/")
-    async def root() -> dict[str, str]:
-        """For clients that look whether somebody is there, and for people who open the address."""
+    @api.get("/", response_model=dict[str, str])
+    async def root(request: Request) -> Response | dict[str, str]:
+        """The page for browsers; for programs that look whether somebody is there, who it is."""
+        if page and wants_page(request.headers.get("accept", "")):
+            return file_response("/", request)
         return {"server": "everwarm", "model": serving.name, "api": "/v1", "docs": "/docs"}
 
     @api.get("/health", response_model=dict[str, Any])

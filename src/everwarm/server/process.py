@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from everwarm.server.connections import ConnectionLimits
 from everwarm.server.http import HttpServer
+from everwarm.server.page import static
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -57,14 +58,21 @@ class Progress:
 class Front:
     """The application until there is one: /health says how far it is, all else is asked to come again."""
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: Progress, *, page: bool = True) -> None:
         self.app: ASGIApp | None = None
+        self._page = page
         self.progress = progress
 
     async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
         if self.app is not None:
             await self.app(scope, receive, send)
         elif scope["type"] == "http":
+            if self._page and (found := page_file(scope)) is not None:
+                raw = [(name.encode(), value.encode()) for name, value in found.headers.items()]
+                raw.append((b"content-length", str(len(found.body)).encode()))
+                await send({"type": "http.response.start", "status": found.status, "headers": raw})
+                await send({"type": "http.response.body", "body": found.body})
+                return
             said: dict[str, Any] = {"status": "loading", "doing": self.progress.doing, "done": self.progress.done}
             if scope["path"] != "/health":
                 message = f"the model is being loaded ({self.progress.doing}): try again soon"
@@ -77,16 +85,30 @@ class Front:
             await send({"type": "http.response.body", "body": body})
 
 
+def page_file(scope: "Scope") -> static.Answer | None:
+    """What the page needs before there is a model: its own files, and nothing else."""
+    path, headers = scope["path"], {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+    if scope["method"] != "GET" or not static.is_page(path):
+        return None
+    if path == "/" and not static.wants_page(headers.get("accept", "")):
+        return None
+    return static.answer(path, headers)
+
+
 def run(
     listener: socket.socket,
     load: Callable[[Progress], Served],
     grace_s: float,
     on_ready: Callable[[float], None],
     connections: ConnectionLimits,
+    *,
+    page: bool = True,
 ) -> None:
-    """Serve until told to end. Raises what `load` raises; `on_ready` is told how many seconds that took."""
+    """Serve until told to end. Raises what `load` raises; `on_ready` is told how many seconds that took. `page`: there
+    is one, also while the model is being loaded.
+    """
     with asyncio.Runner(loop_factory=_event_loop()) as runner:
-        loading = runner.run(_run(listener, load, grace_s, on_ready, connections))
+        loading = runner.run(_run(listener, load, grace_s, on_ready, connections, page))
     if loading.is_alive():  # told to end before it was ready: nothing has been asked, nothing is to be saved
         sys.stderr.flush()
         os._exit(0)
@@ -108,9 +130,10 @@ async def _run(
     grace_s: float,
     on_ready: Callable[[float], None],
     connections: ConnectionLimits,
+    page: bool,
 ) -> threading.Thread:
     loop, progress = asyncio.get_running_loop(), Progress()
-    front, told, loaded = Front(progress), asyncio.Event(), loop.create_future()
+    front, told, loaded = Front(progress, page=page), asyncio.Event(), loop.create_future()
 
     def stop(number: int) -> None:
         if told.is_set():

@@ -11,9 +11,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
-from everwarm.generation.generation import RequestQueue
+from everwarm.generation.generation import Progress, RequestQueue
+from everwarm.kv.receipt import Receipt
 from everwarm.llm import LLM, Generation
 from everwarm.server.errors import ApiError
 from everwarm.server.grammars import GrammarThreads
@@ -70,6 +71,22 @@ class Outcome:
     joined: bool = False  # its answer was made for another request
 
 
+class Answering(Protocol):
+    """A client that is being answered, as others may look at it. See `active_request`."""
+
+    outcome: Outcome
+    joined: bool
+
+    @property
+    def since_s(self) -> float: ...
+
+    @property
+    def progress(self) -> Progress | None: ...
+
+    @property
+    def receipt(self) -> Receipt | None: ...
+
+
 class Serving:
     """One model, served. What all routes share."""
 
@@ -97,6 +114,7 @@ class Serving:
         self.texts = Texts()
         self.grammars = GrammarThreads(llm)
         self._running: set[Generation] = set()
+        self.answering: set[Answering] = set()  # clients that are being answered; on the event loop only
         self._lock = threading.Lock()
 
     @property

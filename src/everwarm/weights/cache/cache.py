@@ -93,6 +93,11 @@ class WeightCache:
         return self._kept.budget
 
     @property
+    def resident_bytes(self) -> int:
+        """Kept, in the ring, and evicted but still in use."""
+        return self._in_use.bytes
+
+    @property
     def mapped(self) -> bool:
         """Whether everything fits, so that a pack is used where it is mapped."""
         return self._mapped
@@ -354,6 +359,17 @@ class WeightCache:
                 window_layers=window_layers,
                 window_by_tensor=window_by_tensor,
             )
+
+    def residency(self) -> dict[int | None, tuple[int, int]]:
+        """Bytes of each layer that are in memory, and in all; None: what belongs to no layer."""
+        found = dict[int | None, tuple[int, int]]()
+        with self._lock:
+            ready = frozenset(self._ready)
+        for name, size in self._sizes.items():
+            layer = place_of(name).layer
+            here, whole = found.get(layer, (0, 0))
+            found[layer] = here + (size if name in ready else 0), whole + size
+        return found
 
     def totals(self) -> Counts:
         """Just the counters, cheaply enough to ask before and after each generation."""
