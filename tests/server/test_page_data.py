@@ -326,6 +326,7 @@ def test_a_receipt_says_what_computing_would_take(server: Running) -> None:
 def test_files_need_no_key_and_data_does(keyed: Running) -> None:
     assert httpx.get(keyed.url + "/", headers=HTML).status_code == 200
     assert httpx.get(keyed.url + "/page/app.js").status_code == 200
+    assert httpx.get(keyed.url + "/").status_code == 401  # what programs are told
     for path in ("session", "live", "tree", "model", "search?q=a"):
         assert httpx.get(f"{keyed.url}/v1/page/{path}").status_code == 401
     assert httpx.post(keyed.url + "/v1/page/blocks", json={"names": []}).status_code == 401
