@@ -98,8 +98,8 @@ page: page/node_modules/.installed
 
 # Whether the committed files are what the source gives. Where there is no Node this is said and left out.
 check-page:
-	@if command -v npm >/dev/null; then $(MAKE) --no-print-directory page/node_modules/.installed && cd page && npx tsc --noEmit && node build.mjs --check; \
-	else echo "no Node here: whether src/everwarm/server/page/files is what page/src gives is not checked" >&2; fi
+	@if command -v npm >/dev/null && $(MAKE) --no-print-directory page/node_modules/.installed; then cd page && npx tsc --noEmit && node build.mjs --check; \
+	else echo "no Node here, or its packages can't be had: whether src/everwarm/server/page/files is what page/src gives is not checked" >&2; fi
 
 check: $(INSTALLED) check-page
 	$(BIN)/ruff format --check .

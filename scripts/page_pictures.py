@@ -158,9 +158,10 @@ def main() -> None:
             film(page, frames, 1000)
             page.fill("#say", "Who was its captain?")
             film(page, frames, 1200)
+            before = page.locator(".receipt").count()
             page.press("#say", "Enter")
             started = time.monotonic()
-            while page.locator(".receipt").count() < 2 and time.monotonic() < started + 60:
+            while page.locator(".receipt").count() <= before and time.monotonic() < started + 60:
                 film(page, frames, 160)
             page.wait_for_timeout(1500)  # until the list of agents has heard of it
             film(page, frames, 4500)

@@ -58,6 +58,8 @@ export interface Sample {
   misses: number;
   steps: number;
   preemptions: number;
+  written: number;
+  computed: number;
 }
 
 export interface Budgets {
@@ -128,6 +130,17 @@ function kept<T extends { at: number }>(items: T[], now: number): T[] {
   return first ? items.slice(first) : items;
 }
 
+/** Tokens per second between samples that follow each other; where nobody has looked there is a gap. */
+function between(all: Sample[]): Speed[] {
+  const found: Speed[] = [];
+  for (let at = 1; at < all.length; at += 1) {
+    const [before, now] = [all[at - 1], all[at]];
+    const over = now.at - before.at;
+    if (over > 0 && over < 10) found.push({ at: now.at, written: Math.max(0, now.written - before.written) / over, computed: Math.max(0, now.computed - before.computed) / over });
+  }
+  return found;
+}
+
 function hello(said: any, who: Session): void {
   session.value = who;
   serverNow.value = said.now;
@@ -140,6 +153,7 @@ function hello(said: any, who: Session): void {
   budgets.value = said.budgets ?? null;
   layers.value = said.layers ?? [];
   lastCounted = null;
+  if (samples.value.length) speeds.value = between(samples.value);
   blocksVersion.value += 1;
   connection.value = "live";
 }

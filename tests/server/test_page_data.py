@@ -132,6 +132,12 @@ def test_the_page_can_be_switched_off(model: Path, tmp_path: Path) -> None:
         assert httpx.get(server.url + "/v1/page/session").status_code == 404
 
 
+def test_a_page_that_only_looks_is_told_so(model: Path, tmp_path: Path) -> None:
+    with running(model, tmp_path, page=PageOptions("read-only")) as server:
+        assert httpx.get(server.url + "/v1/page/session").json()["read_only"]
+        assert httpx.get(server.url + "/", headers=HTML).status_code == 200
+
+
 # Live -----------------------------------------------------------------------------------------------------------------
 
 
@@ -166,6 +172,9 @@ def test_ticks_follow_and_agents_that_change_are_told(server: Running) -> None:
     told = [one for tick in found["tick"] for one in tick.get("ended", [])]
     assert [one["agent"] for one in told] == ["newcomer"]
     assert found["tick"][-1]["counted"][0] >= 3
+    samples = [dict(zip(found["hello"][0]["fields"], tick["sample"], strict=True)) for tick in found["tick"]]
+    assert samples[-1]["written"] - samples[0]["written"] in (0, 3)
+    assert samples[-1]["written"] >= 3
 
 
 def test_an_agent_that_is_removed_is_told(server: Running) -> None:
@@ -317,6 +326,7 @@ def test_a_receipt_says_what_computing_would_take(server: Running) -> None:
 def test_files_need_no_key_and_data_does(keyed: Running) -> None:
     assert httpx.get(keyed.url + "/", headers=HTML).status_code == 200
     assert httpx.get(keyed.url + "/page/app.js").status_code == 200
+    assert httpx.get(keyed.url + "/").status_code == 401  # what programs are told
     for path in ("session", "live", "tree", "model", "search?q=a"):
         assert httpx.get(f"{keyed.url}/v1/page/{path}").status_code == 401
     assert httpx.post(keyed.url + "/v1/page/blocks", json={"names": []}).status_code == 401

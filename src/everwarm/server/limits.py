@@ -68,7 +68,7 @@ class Guard:
         held = contextlib.ExitStack()  # its place in the queue, its share of the bodies
         try:
             hold = held.enter_context(self._holding())
-            if path not in OPEN and not is_page(path):
+            if path not in OPEN and not is_page(path, Headers(scope=scope).get("accept", "")):
                 scope[CALLER] = self._caller(scope)
             if path in QUEUED:
                 self._serving.check_queue()  # before the body is read

@@ -88,9 +88,7 @@ class Front:
 def page_file(scope: "Scope") -> static.Answer | None:
     """What the page needs before there is a model: its own files, and nothing else."""
     path, headers = scope["path"], {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-    if scope["method"] != "GET" or not static.is_page(path):
-        return None
-    if path == "/" and not static.wants_page(headers.get("accept", "")):
+    if scope["method"] != "GET" or not static.is_page(path, headers.get("accept", "")):
         return None
     return static.answer(path, headers)
 

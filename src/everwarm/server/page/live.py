@@ -11,7 +11,7 @@ import json
 import time
 from collections import deque
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from everwarm.kv.agent import Agent
@@ -145,6 +145,8 @@ class Live:
             await asyncio.sleep(EVERY_S)
             number += 1
             sample, moved = await asyncio.to_thread(take, self._serving)
+            written, computed = self._counted(None)
+            sample = replace(sample, written=written, computed=computed)
             if moved != self._moved:
                 self._moved, self._dirty = moved, True
                 self._blocks += 1
@@ -177,11 +179,15 @@ class Live:
             said["sample"] = sample.as_row()
         return said
 
-    def _counted(self, tenant: str) -> list[int]:
-        """Tokens of answers, and of prompts that were computed, since the start: of what has ended and of what runs."""
-        written, computed = self.ended.written[tenant], self.ended.computed[tenant]
+    def _counted(self, tenant: str | None) -> list[int]:
+        """Tokens of answers, and of prompts that were computed, since the start: of what has ended and of what runs.
+        None: of all tenants.
+        """
+        ended = self.ended
+        written = ended.written.total() if tenant is None else ended.written[tenant]
+        computed = ended.computed.total() if tenant is None else ended.computed[tenant]
         for one in self._serving.answering:
-            if one.outcome.tenant == tenant and not one.joined:
+            if tenant in (None, one.outcome.tenant) and not one.joined:
                 written += one.outcome.completion_tokens
                 progress, receipt = one.progress, one.receipt
                 if progress is not None and receipt is not None:

@@ -9,7 +9,7 @@ from everwarm.server.serving import Serving
 
 FIELDS = (
     "at", "running", "waiting", "active", "hot_bytes", "warm_bytes", "other_bytes", "process_bytes", "weight_bytes",
-    "hits", "misses", "steps", "preemptions",
+    "hits", "misses", "steps", "preemptions", "written", "computed",
 )  # fmt: skip
 
 
@@ -30,6 +30,8 @@ class Sample:
     misses: int
     steps: int
     preemptions: int
+    written: int = 0  # tokens of answers since the start
+    computed: int = 0  # tokens of prompts that were not cached
 
     def as_row(self) -> list[float]:
         return [round(getattr(self, name), 3) for name in FIELDS]

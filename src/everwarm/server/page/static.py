@@ -70,9 +70,9 @@ class Answer:
     body: bytes
 
 
-def is_page(path: str) -> bool:
-    """Whether a path is one of the page's, which needs no key."""
-    return path == "/" or path.startswith(PREFIX)
+def is_page(path: str, accept: str) -> bool:
+    """Whether one of the page's files is asked for, which needs no key."""
+    return wants_page(accept) if path == "/" else path.startswith(PREFIX)
 
 
 def wants_page(accept: str) -> bool:
