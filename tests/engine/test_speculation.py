@@ -140,7 +140,8 @@ def test_a_conversation_goes_on_after_a_restart(
             with everwarm.load(path, warm="on") as llm:
                 found, end = answer(llm, history, agent=f"agent {number}", **KINDS[kind])
                 assert found == expected
-                assert checked(end).receipt.cached_tokens == (len(history) - 3 if turn else 0)
+                if turn:
+                    assert checked(end).receipt.cached_tokens == len(history) - 3
                 kept = llm.agents.history(llm.agents.find(f"agent {number}")).ids
             history += [token for token, *_ in expected]
             assert kept == history
