@@ -19,5 +19,5 @@ def test_no_file_is_entered_again(tmp_path: Path) -> None:
     entered = set(found["entered"])
     assert {"server/response.py", "llm.py", "generation/output.py", "engine/engine.py", "kv/turn.py"} <= entered
     assert found["circles"] == []
-    # About 33; which thread is the first to enter a file differs from run to run.
-    assert len(found["passed"]) <= 35
+    # About 35; which thread is the first to enter a file differs from run to run.
+    assert len(found["passed"]) <= 37

@@ -56,13 +56,12 @@ class Server:
         self._environment |= {config.PREFIX + "HOME": str(home), config.PREFIX + "THREADS": "1"}
         options = ["--port", str(self.port), "--n-predict", str(most_tokens), "--temp", "0", "--alias", "smollm2"]
         self._command = [sys.executable, "-m", "everwarm", "serve", str(model), *options]
-        self._log = (home / "log").open("wb")
+        self._log = home / "log"
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        self.process = subprocess.Popen(
-            self._command, env=self._environment, stdout=subprocess.DEVNULL, stderr=self._log
-        )
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(self._command, env=self._environment, stdout=subprocess.DEVNULL, stderr=log)
 
     def wait(self) -> None:
         wait_until(self._is_well, pause_s=0.1)

@@ -61,6 +61,9 @@ class _Step:
     agents: list[str] = field(default_factory=list)
     children: dict[int, "_Step"] = field(default_factory=dict)  # by the identity of their node
 
+    def count_owner(self) -> None:
+        self.owners += 1
+
 
 def shared_prefixes(histories: Histories, agents: Iterable[Agent]) -> list[Prefix]:
     """The histories of these agents as trees: one for each beginning that has nothing in common with others."""
@@ -72,7 +75,7 @@ def shared_prefixes(histories: Histories, agents: Iterable[Agent]) -> list[Prefi
         step = None
         for node in chain:
             step = steps.setdefault(id(node), _Step(node))
-            step.owners += 1
+            step.count_owner()
             steps = step.children
         if step is not None:
             step.agents.append(agent.name)
